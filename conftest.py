@@ -58,9 +58,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or session.config.option.collectonly:
         return
-    count = {
-        outcome: len(reporter.stats.get(outcome, [])) for outcome in ("passed", "failed", "error", "skipped")
-    }
+    count = {outcome: len(reporter.stats.get(outcome, [])) for outcome in ("passed", "failed", "error", "skipped")}
     failed = count["failed"] + count["error"]
     reporter.write_line(f"{count['passed']} passed, {failed} failed, {count['skipped']} skipped")
 

@@ -292,9 +292,7 @@ def configuration_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _section(
-    schema: dict[str, Any], path: str, field: dict[str, Any], optional: bool, owner: str
-) -> Iterator[str]:
+def _section(schema: dict[str, Any], path: str, field: dict[str, Any], optional: bool, owner: str) -> Iterator[str]:
     """Yield the Markdown of one section, or of a key that stands outside of one, and of its subsections."""
     shape = _shape(schema, field)
     yield f"{'#' * (2 + path.count('.'))} {path}"
@@ -306,10 +304,7 @@ def _section(
     described = "\n\n".join(map(_escaped, shape.get("description", "").split("\n\n")))
     own = _sentence(field) if field.get("description") else ""
     yield "\n\n".join(filter(None, (note, own, described)))
-    keys = {
-        f"{path}.{name}": (inner, name in shape.get("required", ()))
-        for name, inner in shape["properties"].items()
-    }
+    keys = {f"{path}.{name}": (inner, name in shape.get("required", ())) for name, inner in shape["properties"].items()}
     plain = {name: entry for name, entry in keys.items() if "properties" not in _shape(schema, entry[0])}
     yield "\n".join([*_HEAD, *(_row(schema, name, *entry) for name, entry in plain.items())])
     for name, (inner, required) in keys.items():
@@ -383,10 +378,7 @@ def _fault(rule: Rule) -> str:
 def preflight_page() -> str:
     """Return docs/preflight.md."""
     rules = list(preflight_rules().values())
-    listed = [
-        f"| [{rule.id}](#{rule.id}) | {rule.question.value} | {_fault(rule)} | {rule.reason} |"
-        for rule in rules
-    ]
+    listed = [f"| [{rule.id}](#{rule.id}) | {rule.question.value} | {_fault(rule)} | {rule.reason} |" for rule in rules]
     sections = [f"## {rule.id}\n\nWhy: {rule.reason}.\n\n{rule.page}\n" for rule in rules]
     return PREFLIGHT_HEAD + "\n".join([*listed, "", *sections])
 
@@ -605,9 +597,7 @@ def write_site_pages(root: Path, directory: Path) -> None:
     for source in sources:
         text = (root / source).read_text(encoding="utf-8")
         kind = {".py": "python", ".yaml": "yaml", ".toml": "toml"}.get(Path(source).suffix, "text")
-        _write(
-            directory / site_path(source), f"# {Path(source).name}\n\n`{source}`\n\n````{kind}\n{text}````\n"
-        )
+        _write(directory / site_path(source), f"# {Path(source).name}\n\n`{source}`\n\n````{kind}\n{text}````\n")
 
 
 def _outside_code(text: str, change: Any) -> str:
@@ -649,9 +639,7 @@ def serve_site(root: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Do what the command line asks for; return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_mutually_exclusive_group()
     for name in ("check", "site", "serve"):
         modes.add_argument(f"--{name}", action="store_true")

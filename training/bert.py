@@ -59,9 +59,7 @@ class Bert:
     def samples(self, config: Config, directory: RunDir) -> list[dict[str, str]]:
         """Each prompt with the words that the model predicts at its [MASK]s."""
         wanted = config.sample
-        texts = continuations(
-            directory, wanted.prompts, wanted.max_new_tokens, wanted.temperature, config.train.seed
-        )
+        texts = continuations(directory, wanted.prompts, wanted.max_new_tokens, wanted.temperature, config.train.seed)
         return [{"prompt": prompt, "text": text} for prompt, text in texts]
 
 

@@ -51,10 +51,7 @@ def shown(run: RunDir, step: int | None) -> Result:
     directory = run.checkpoints / step_name(_chosen(run, step)[-1])
     manifest = read_manifest(directory)
     check_sizes(directory, manifest, manifest.files)
-    tensors = {
-        name: {"dtype": tensor.dtype, "shape": list(tensor.shape)}
-        for name, tensor in manifest.tensors.items()
-    }
+    tensors = {name: {"dtype": tensor.dtype, "shape": list(tensor.shape)} for name, tensor in manifest.tensors.items()}
     files = {name: asdict(stored) for name, stored in manifest.files.items()}
     return {
         **_counted(directory, manifest),

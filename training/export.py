@@ -239,9 +239,7 @@ def _write_adapter(directory: Path, checkpoint: Checkpoint, config: Config) -> t
     tensors = {adapter_name(name.removeprefix("model.")): checkpoint.full(name) for name in names}
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     base, _, revision = config.model.weights.partition("@")
-    settings = peft_config(
-        config.lora, base_model_name_or_path=base, revision=revision or None, inference_mode=True
-    )
+    settings = peft_config(config.lora, base_model_name_or_path=base, revision=revision or None, inference_mode=True)
     settings.save_pretrained(str(directory))
     kinds = {name: Kind(CODES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
     hashed = {name: hash_of(tensor) for name, tensor in tensors.items()}

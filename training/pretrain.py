@@ -54,9 +54,7 @@ class Pretrain:
 
     def samples(self, config: Config, directory: RunDir) -> list[dict[str, str]]:
         wanted = config.sample
-        texts = continuations(
-            directory, wanted.prompts, wanted.max_new_tokens, wanted.temperature, config.train.seed
-        )
+        texts = continuations(directory, wanted.prompts, wanted.max_new_tokens, wanted.temperature, config.train.seed)
         return [{"prompt": prompt, "text": text} for prompt, text in texts]
 
 

@@ -187,8 +187,7 @@ def _check_owner(place: _Place, run: str) -> None:
     there = _manifest(place)
     if there is not None and there.get("run") != run:
         raise ConfigError(
-            f"upload.to is {str(place)!r}, which holds the model of run {there.get('run')}; "
-            "use another prefix"
+            f"upload.to is {str(place)!r}, which holds the model of run {there.get('run')}; use another prefix"
         )
 
 

@@ -103,9 +103,7 @@ def test_the_file_finds_a_python_by_itself(agent: Path, tmp_path: Path) -> None:
         (["--", "/etc/passwd"], 126, "cannot start /etc/passwd: Permission denied"),
     ],
 )
-def test_a_command_that_does_not_start(
-    words: list[str], code: int, said: str, agent: Path, tmp_path: Path
-) -> None:
+def test_a_command_that_does_not_start(words: list[str], code: int, said: str, agent: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "TRAINYARD_RUN": str(tmp_path)}
     done = subprocess.run([agent, *words], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (code, 1)
@@ -129,9 +127,7 @@ def test_a_run_directory_that_ends_with_the_pod(row: str, ends: bool, tmp_path: 
     assert main.ends_with_the_pod(Path("/r/runs/x"), tmp_path / "mounts") is ends
 
 
-def test_a_run_directory_that_cannot_be_written_does_not_stop_the_script(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_run_directory_that_cannot_be_written_does_not_stop_the_script(start: Start, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     one = start("echo", "step 1 loss 2.5", TRAINYARD_RUN=str(tmp_path / "file/run"))
     assert one.wait() == 0
@@ -143,9 +139,7 @@ def test_a_run_directory_that_cannot_be_written_does_not_stop_the_script(
 
 @linux
 @pytest.mark.parametrize("command", [["{python}", "{script}"], ["sh", "-c", "{python} {script}; true"]])
-def test_sigterm_reaches_the_script_also_through_a_shell(
-    command: list[str], start: Start, tmp_path: Path
-) -> None:
+def test_sigterm_reaches_the_script_also_through_a_shell(command: list[str], start: Start, tmp_path: Path) -> None:
     """dash does not pass signals on. The script ends with 0, but it has not finished."""
     text = """\
         import os, signal, sys, time
@@ -372,9 +366,7 @@ def test_a_silent_script_is_ended_with_the_step_in_its_output(start: Start, tmp_
 
 
 @linux
-def test_other_output_keeps_a_script_alive_and_one_without_steps_is_never_ended(
-    start: Start, tmp_path: Path
-) -> None:
+def test_other_output_keeps_a_script_alive_and_one_without_steps_is_never_ended(start: Start, tmp_path: Path) -> None:
     """The control of the test above: the same limit, and a script that is not hung."""
     text = """\
         import sys, time

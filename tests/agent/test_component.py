@@ -85,9 +85,7 @@ def test_a_job_from_elsewhere_keeps_its_image_and_gets_the_agent(tmp_path: Path)
 
 def test_the_printed_job_trains_and_keeps_its_run(tmp_path: Path) -> None:
     """Both blocks of the page, as they are printed."""
-    job, kustomization = (
-        text for kind, text in printed.fences(repo.root() / "docs/own-job.md") if kind == "yaml"
-    )
+    job, kustomization = (text for kind, text in printed.fences(repo.root() / "docs/own-job.md") if kind == "yaml")
     objects = rendered(tmp_path, "job.yaml", f"{FEATURE}/agent", job=job)
     assert kustomization.partition("\n")[2] == (tmp_path / "mine/kustomization.yaml").read_text()
     found = evaluate(Manifests("mine", objects))

@@ -54,9 +54,7 @@ def test_no_package_of_a_lock_has_a_known_vulnerability(lock: str) -> None:
     packages = audited(lock)
     unknown = [f"{one['name']}: {one['skip_reason']}" for one in packages if "skip_reason" in one]
     if len(unknown) == len(packages) and not REQUIRED:
-        pytest.skip(
-            f"{lock} could not be audited: it needs the advisories of the Python package index ({unknown[0]})"
-        )
+        pytest.skip(f"{lock} could not be audited: it needs the advisories of the Python package index ({unknown[0]})")
     assert unknown == [], "could not be audited"
     allowed = YAML(typ="safe").load(HERE / "vulnerabilities.yaml") or {}
     found = {
@@ -88,9 +86,7 @@ def pods(item: Object, name: str) -> Iterator[Object]:
 
 def targets() -> list[str]:
     """Return the cells, and what clusters take from base/, except what is generated."""
-    files = sorted(
-        [*ROOT.glob("overlays/*/*/kustomization.yaml"), *ROOT.glob("base/*/**/kustomization.yaml")]
-    )
+    files = sorted([*ROOT.glob("overlays/*/*/kustomization.yaml"), *ROOT.glob("base/*/**/kustomization.yaml")])
     texts = {path.parent.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in files}
     del texts["base/pytorchjob"]  # every cell has it
     return [name for name, text in texts.items() if not re.search(r"kind: Component|gotk-components", text)]
@@ -110,9 +106,7 @@ def test_checkov_has_no_finding_without_a_reason(tmp_path: Path) -> None:
     for target in targets():
         objects = yaml.load_all(platform.substitute(renderer.build(ROOT / target), facts))
         parts = [part for item in objects if item for part in pods(item, item["metadata"]["name"])]
-        for number, part in enumerate(
-            parts
-        ):  # checkov passes over a file with one object that it cannot read
+        for number, part in enumerate(parts):  # checkov passes over a file with one object that it cannot read
             with (rendered / f"{target.replace('/', '_')}.{number}.{part['kind']}.yaml").open("w") as file:
                 yaml.dump(part, file)
     judge(checkov(python, rendered))

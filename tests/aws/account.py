@@ -55,14 +55,10 @@ def make_group(session: Session, vpc: str, name: str, **tags: str) -> str:
 
 def make_cluster(session: Session, name: str, network: Network, version: str = "1.35", **tags: str) -> None:
     vpc = {"subnetIds": list(network.subnets.values()), "securityGroupIds": [network.group]}
-    session.call(
-        "eks", "create_cluster", name=name, version=version, roleArn=ROLE, resourcesVpcConfig=vpc, tags=tags
-    )
+    session.call("eks", "create_cluster", name=name, version=version, roleArn=ROLE, resourcesVpcConfig=vpc, tags=tags)
 
 
-def make_nodes(
-    session: Session, kind: str, count: int, network: Network, zone: str, **tags: str
-) -> list[str]:
+def make_nodes(session: Session, kind: str, count: int, network: Network, zone: str, **tags: str) -> list[str]:
     made = session.call(
         "ec2",
         "run_instances",

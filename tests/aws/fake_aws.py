@@ -52,18 +52,14 @@ def main(words: list[str]) -> int:
     if asked.profile:
         run["env"] = [{"name": "AWS_PROFILE", "value": asked.profile}]
     server = f"https://{asked.name}.example"
-    put(
-        config, "clusters", {"name": arn, "cluster": {"certificate-authority-data": "eA==", "server": server}}
-    )
+    put(config, "clusters", {"name": arn, "cluster": {"certificate-authority-data": "eA==", "server": server}})
     put(config, "users", {"name": arn, "user": {"exec": run}})
     put(config, "contexts", {"name": asked.alias, "context": {"cluster": arn, "user": arn}})
     config["current-context"] = asked.alias
     file.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as stream:
         yaml.safe_dump(config, stream)
-    print(
-        f"{'Updated' if is_known else 'Added new'} context {asked.alias} {'in' if is_known else 'to'} {file}"
-    )
+    print(f"{'Updated' if is_known else 'Added new'} context {asked.alias} {'in' if is_known else 'to'} {file}")
     return 0
 
 

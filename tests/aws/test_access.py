@@ -85,19 +85,12 @@ def evaluate(policy: dict[str, Any], action: str, resource: str, context: dict[s
         resources = statement["Resource"]
         resources = [resources] if isinstance(resources, str) else resources
         conditions = [
-            any(
-                fnmatchcase(context.get(key, ""), one)
-                for one in ([wanted] if isinstance(wanted, str) else wanted)
-            )
+            any(fnmatchcase(context.get(key, ""), one) for one in ([wanted] if isinstance(wanted, str) else wanted))
             for name, operator in statement.get("Condition", {}).items()
             for key, wanted in operator.items()
             if key in context or not (name.startswith("ForAllValues:") or name.endswith("IfExists"))
         ]
-        if (
-            action in statement["Action"]
-            and any(fnmatchcase(resource, one) for one in resources)
-            and all(conditions)
-        ):
+        if action in statement["Action"] and any(fnmatchcase(resource, one) for one in resources) and all(conditions):
             return True
     return False
 
@@ -110,9 +103,7 @@ def _simulator(gaps: Gaps) -> None:
 def simulator(gaps: Gaps) -> None:
     """IAM's simulator, which moto lacks, for a policy and for a role in moto."""
 
-    def answer(
-        document: Any, ActionNames: list[str], ResourceArns: list[str], ContextEntries: Any
-    ) -> dict[str, Any]:
+    def answer(document: Any, ActionNames: list[str], ResourceArns: list[str], ContextEntries: Any) -> dict[str, Any]:
         context = {one["ContextKeyName"]: one["ContextKeyValues"][0] for one in ContextEntries}
         allowed = evaluate(document, ActionNames[0], ResourceArns[0], context)
         decision = "allowed" if allowed else "implicitDeny"
@@ -141,9 +132,7 @@ def gpu_accounts() -> list[service_accounts.ServiceAccount]:
     return service_accounts.of(specs.load(repo.root(), "gpu"), PLACE)
 
 
-def test_external_secrets_reads_only_the_teams_secrets(
-    simulator: None, session: Session, checkout: Path
-) -> None:
+def test_external_secrets_reads_only_the_teams_secrets(simulator: None, session: Session, checkout: Path) -> None:
     path = checkout / "clusters/gpu/plugins/kustomization.yaml"
     text = path.read_text(encoding="utf-8") + "  - ../../../base/plugins/external-secrets\n"
     path.write_text(text, encoding="utf-8")
@@ -161,9 +150,7 @@ def test_external_secrets_reads_only_the_teams_secrets(
 def test_policies_fit_into_a_role(change: Change) -> None:
     """The policies of the clusters and of the longest prefixes fit; longer ones are refused."""
     for name in ("cpu-demo", "gpu", "gpu-hyperpod", "trn1"):
-        sizes = [
-            policies.size(one.policy) for one in service_accounts.of(specs.load(repo.root(), name), PLACE)
-        ]
+        sizes = [policies.size(one.policy) for one in service_accounts.of(specs.load(repo.root(), name), PLACE)]
         assert max(sizes, default=0) < 1_500
     longest = {"S3_PREFIX": "a" * 1_022 + "/", "S3_RUNS_PREFIX": "b" * 1_022 + "/"}
     fits = service_accounts.of(change("gpu", S3_BUCKET="bucket", **longest), PLACE)
@@ -288,9 +275,7 @@ def test_a_run_of_flux_has_its_own_account(checkout: Path) -> None:
     names = {one.name for one in service_accounts.of(spec, PLACE, with_runs=True)}
     assert "cpu-llama-tiny-train-tenth" in names
     assert "cpu-llama-tiny-train-tenth" not in {one.name for one in service_accounts.of(spec, PLACE)}
-    (account,) = [
-        one for one in service_accounts.of(spec, PLACE, with_runs=True) if one.name.endswith("-tenth")
-    ]
+    (account,) = [one for one in service_accounts.of(spec, PLACE, with_runs=True) if one.name.endswith("-tenth")]
     cell = next(one for one in service_accounts.of(spec, PLACE) if one.name == "cpu-llama-tiny-train")
     assert account.policy != cell.policy, "each writes below its own run"
     (spec.directory / "runs" / "tenth.yaml").write_text("kind: [\n", encoding="utf-8")

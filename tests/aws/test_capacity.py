@@ -51,9 +51,7 @@ def world(gaps: Gaps, session: Session) -> Any:
     return gaps
 
 
-def findings(
-    session: Session, kind: str = "p5.48xlarge", count: int = 2, **options: Any
-) -> dict[str, Finding]:
+def findings(session: Session, kind: str = "p5.48xlarge", count: int = 2, **options: Any) -> dict[str, Finding]:
     wanted = capacity.Wanted(instance(kind), count, **options)
     found = capacity.check(session, wanted)
     return {one.name: one for one in [*found, capacity.verdict(found, wanted)]}

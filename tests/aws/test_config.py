@@ -40,9 +40,7 @@ def committed(name: str) -> Object:
 
 
 def faults(document: Object) -> list[str]:
-    return [
-        f"{error.json_path}: {error.message}" for error in Draft7Validator(schema()).iter_errors(document)
-    ]
+    return [f"{error.json_path}: {error.message}" for error in Draft7Validator(schema()).iter_errors(document)]
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
@@ -96,9 +94,7 @@ def test_node_groups_fit_their_instance_types(name: str) -> None:
         node = YAML(typ="safe").load(group.get("overrideBootstrapCommand", "{}"))
         storage = node.get("spec", {}).get("instance", {}).get("localStorage")
         assert storage == ({"strategy": "RAID0"} if machine.nvme_gb else None)
-        assert [one["key"] for one in group.get("taints", [])] == [
-            one for one in [machine.device_resource] if one
-        ]
+        assert [one["key"] for one in group.get("taints", [])] == [one for one in [machine.device_resource] if one]
 
 
 @pytest.mark.parametrize("name", [name for name in CLUSTERS if name != "gpu-hyperpod"])
@@ -154,9 +150,7 @@ def _kinds(pod: Object) -> list[str]:
     """Return the instance types that a pod requires, if any."""
     if "affinity" not in pod:
         return []
-    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
-        "nodeSelectorTerms"
-    ]
+    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     (expression,) = term["matchExpressions"]
     return list(expression["values"])
 

@@ -38,9 +38,7 @@ def called(tmp_path: Path) -> list[str]:
     return [json.loads(line)[1] for line in lines]
 
 
-def test_a_cluster_is_created_and_checked(
-    eks: Any, yard: Yard, own_steps: None, gaps: Gaps, tmp_path: Path
-) -> None:
+def test_a_cluster_is_created_and_checked(eks: Any, yard: Yard, own_steps: None, gaps: Gaps, tmp_path: Path) -> None:
     Associations(gaps)
     simulator(gaps)
     dry = yard("create", "cpu-demo", "--dry-run")
@@ -54,9 +52,7 @@ def test_a_cluster_is_created_and_checked(
     assert "node group system: ACTIVE, 2 nodes" in ran.out
 
 
-def test_a_failed_run_is_continued(
-    eks: Any, yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_run_is_continued(eks: Any, yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_EKSCTL_FAIL", "cpu")
     failed = yard("create", "cpu-demo")
     assert (failed.code, "no capacity for cpu" in failed.err) == (1, True)
@@ -110,9 +106,7 @@ def test_a_control_plane_that_is_being_created_is_waited_for(
     assert (len(waits), len(notes), left) == (waited, waited, [])
 
 
-def test_without_eksctl_the_hint_is_its_installation(
-    eks: Any, yard: Yard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_eksctl_the_hint_is_its_installation(eks: Any, yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     ran = yard("create", "cpu-demo")
     assert (ran.code, "eksctl is not on PATH" in ran.err, "installation" in ran.err) == (2, True, True)

@@ -109,9 +109,7 @@ def test_only_what_the_demo_made_is_removed() -> None:
     assert "because other jobs use it: other/theirs" in " ".join(Demo("c").left(used))
     theirs = named(demo.NAME) + named("kubeflow")
     assert lines(Demo("c").remove(snapshot(more={"namespaces": theirs}))) == []
-    assert lines(Demo("kind-trainyard-demo").remove(snapshot())) == [
-        "kind delete cluster --name trainyard-demo"
-    ]
+    assert lines(Demo("kind-trainyard-demo").remove(snapshot())) == ["kind delete cluster --name trainyard-demo"]
 
 
 def test_without_a_cluster_and_kind_one_sentence_says_what_to_install(

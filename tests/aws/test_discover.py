@@ -42,9 +42,7 @@ def test_all_facts_of_an_eks_cluster_are_read(session: Session, change: Change) 
     assert not {"null", "None", ""} & set(found.facts.values())
 
 
-def test_a_cluster_that_does_not_exist_is_an_error_with_the_nearest_name(
-    session: Session, change: Change
-) -> None:
+def test_a_cluster_that_does_not_exist_is_an_error_with_the_nearest_name(session: Session, change: Change) -> None:
     make_cluster(session, "gpu", make_network(session, ZONES[:2]))
     with pytest.raises(UserError, match="no EKS cluster gpus in us-west-2") as caught:
         discover.discover(session, change("gpu"), "gpus")
@@ -124,14 +122,10 @@ def test_valid_facts_stay(session: Session, change: Change, gaps: Gaps) -> None:
     away = make_lustre(session, other, "us-west-2a")["FileSystemId"]
     row = {"FileSystemId": away, "FileSystemType": "LUSTRE", "VpcId": other.vpc}  # which moto lacks
     gaps["fsx", "describe_file_systems"] = {"FileSystems": [row]}
-    found, _ = discover.discover(
-        session, change("gpu", FSX_FILE_SYSTEM_ID=away, FSX_SECURITY_GROUP_IDS=group), "gpu"
-    )
+    found, _ = discover.discover(session, change("gpu", FSX_FILE_SYSTEM_ID=away, FSX_SECURITY_GROUP_IDS=group), "gpu")
     assert found.facts["FSX_SECURITY_GROUP_IDS"] == group
     assert "FSX_FILE_SYSTEM_ID" not in found.facts
-    assert any(
-        f"{away} is in {other.vpc}, and the cluster is in {network.vpc}" in one for one in found.missing
-    )
+    assert any(f"{away} is in {other.vpc}, and the cluster is in {network.vpc}" in one for one in found.missing)
     found, _ = discover.discover(session, change("gpu", FSX_SECURITY_GROUP_IDS="sg-0123456789abcdef0"), "gpu")
     assert found.facts.get("FSX_SECURITY_GROUP_IDS") != "sg-0123456789abcdef0"
 

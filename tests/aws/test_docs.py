@@ -110,9 +110,7 @@ def road(
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_of_the_page_runs(
-    page: str, road: None, yard: Yard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_of_the_page_runs(page: str, road: None, yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("cpu-demo\n"))  # what `down` asks for
     lines, said = commands(page), ""
     assert lines, "the page has lost its commands"

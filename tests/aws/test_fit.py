@@ -53,9 +53,7 @@ def cluster(tmp_path: Path, facts: str) -> Spec:
         ),
     ],
 )
-def test_a_cell_is_compared_with_the_facts(
-    cell: str, facts: str, expected: str, said: str, tmp_path: Path
-) -> None:
+def test_a_cell_is_compared_with_the_facts(cell: str, facts: str, expected: str, said: str, tmp_path: Path) -> None:
     found = fit.check(cluster(tmp_path, facts), locate.rendered(cell))
     states = {one.state.value for one in found}
     assert states == ({"PASS"} if expected == "PASS" else {"PASS", expected}), found

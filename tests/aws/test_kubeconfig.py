@@ -140,9 +140,7 @@ def test_an_unusable_kubeconfig_is_one_error(
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(255, 2), (254, 3), (253, 3)])
-def test_a_failure_of_the_aws_cli_is_one_error(
-    code: int, exit_code: int, file: Path, log: Path, yard: Yard
-) -> None:
+def test_a_failure_of_the_aws_cli_is_one_error(code: int, exit_code: int, file: Path, log: Path, yard: Yard) -> None:
     program = shutil.which("aws")
     assert program is not None
     Path(program).write_text(f"#!/bin/sh\necho; echo cannot open it >&2\nexit {code}\n", encoding="utf-8")

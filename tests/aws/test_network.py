@@ -103,9 +103,7 @@ def test_ssh_from_the_internet(
     assert findings(session, spec)["ssh"].state is level
 
 
-def test_ssh_from_the_internet_through_a_prefix_list(
-    net: Network, session: Session, spec: Spec, gaps: Gaps
-) -> None:
+def test_ssh_from_the_internet_through_a_prefix_list(net: Network, session: Session, spec: Spec, gaps: Gaps) -> None:
     def listed(*cidrs: str) -> str:
         entries = [{"Cidr": cidr} for cidr in cidrs]
         shape = {"AddressFamily": "IPv4", "MaxEntries": 5, "PrefixListName": "l"}
@@ -133,19 +131,13 @@ def test_nodes_in_two_zones(net: Network, session: Session, spec: Spec) -> None:
     assert findings(session, spec)["zone"].state is State.FAIL
 
 
-@pytest.mark.parametrize(
-    ("version", "level"), [("v1.18.4-eksbuild.9", State.FAIL), ("v1.18.5-eksbuild.1", State.PASS)]
-)
-def test_an_old_cni(
-    net: Network, session: Session, spec: Spec, gaps: Gaps, version: str, level: State
-) -> None:
+@pytest.mark.parametrize(("version", "level"), [("v1.18.4-eksbuild.9", State.FAIL), ("v1.18.5-eksbuild.1", State.PASS)])
+def test_an_old_cni(net: Network, session: Session, spec: Spec, gaps: Gaps, version: str, level: State) -> None:
     Addon(gaps, version)
     assert findings(session, spec)["cni"].state is level
 
 
-@pytest.mark.parametrize(
-    "values", ["{}", '{"enableNetworkPolicy": "false"}', '{"enableNetworkPolicy": false}']
-)
+@pytest.mark.parametrize("values", ["{}", '{"enableNetworkPolicy": "false"}', '{"enableNetworkPolicy": false}'])
 @pytest.mark.parametrize(("adopted", "level"), [(None, State.FAIL), ("true", State.CANNOT_TELL)])
 def test_a_cni_that_enforces_no_policy(
     net: Network, session: Session, change: Change, gaps: Gaps, values: str, adopted: str | None, level: State
@@ -157,9 +149,7 @@ def test_a_cni_that_enforces_no_policy(
     assert findings(session, spec)["cni"].state is level
 
 
-def test_the_version_of_a_cni_without_addon_is_unknown(
-    net: Network, session: Session, spec: Spec, gaps: Gaps
-) -> None:
+def test_the_version_of_a_cni_without_addon_is_unknown(net: Network, session: Session, spec: Spec, gaps: Gaps) -> None:
     gaps["eks", "describe_addon"] = refusal("ResourceNotFoundException", "No addon", 404)
     assert findings(session, spec)["cni"].state is State.CANNOT_TELL
 
@@ -193,9 +183,7 @@ def test_lustre_ports(net: Network, session: Session, change: Change, gaps: Gaps
     assert (away.state, "is in vpc-0fffffff, but the nodes are in" in away.summary) == (State.WARN, True)
 
 
-def test_a_file_system_that_is_gone_is_a_fault(
-    net: Network, session: Session, change: Change, gaps: Gaps
-) -> None:
+def test_a_file_system_that_is_gone_is_a_fault(net: Network, session: Session, change: Change, gaps: Gaps) -> None:
     gaps["fsx", "describe_file_systems"] = refusal("FileSystemNotFound", "no such", 400)
     assert findings(session, change("gpu"))["lustre"].state is State.FAIL
 
@@ -214,9 +202,7 @@ def test_room_for_pods(session: Session) -> None:
     assert counts["p5.48xlarge"][1] == 250
 
 
-def test_prefixes_on_and_off_again(
-    net: Network, session: Session, spec: Spec, gaps: Gaps, yard: Yard
-) -> None:
+def test_prefixes_on_and_off_again(net: Network, session: Session, spec: Spec, gaps: Gaps, yard: Yard) -> None:
     addon = Addon(gaps)
     before = json.loads(addon.row["configurationValues"])
     on = yard("network", "gpu", "--prefix-delegation", "on")

@@ -168,17 +168,13 @@ def test_a_session_is_its_role_with_the_path(session: Session) -> None:
     """Access entries need the path, which the ARN of a session lacks."""
     path = "/aws-reserved/sso.amazonaws.com/us-west-2/"
     make_role(session, "AWSReservedSSO_Admin_0123", path)
-    who = principals.resolve(
-        session, "arn:aws:sts::123456789012:assumed-role/AWSReservedSSO_Admin_0123/jane@x.org"
-    )
+    who = principals.resolve(session, "arn:aws:sts::123456789012:assumed-role/AWSReservedSSO_Admin_0123/jane@x.org")
     assert who.arn == f"arn:aws:iam::123456789012:role{path}AWSReservedSSO_Admin_0123"
     assert who.certain
 
 
 def test_a_role_that_cannot_be_looked_up_is_uncertain(session: Session, gaps: Gaps) -> None:
-    gaps["iam", "get_role"] = refusal(
-        "AccessDenied", "User: x is not authorized to perform: iam:GetRole", 403
-    )
+    gaps["iam", "get_role"] = refusal("AccessDenied", "User: x is not authorized to perform: iam:GetRole", 403)
     who = principals.resolve(session, "arn:aws-us-gov:sts::123456789012:assumed-role/dev/jane")
     assert (who.arn, who.certain) == ("arn:aws-us-gov:iam::123456789012:role/dev", False)
 
@@ -217,9 +213,7 @@ def test_whoami_on_the_command_line(moto_server: str) -> None:
     """End to end: a new process, boto3's own configuration, a server behind HTTP."""
     env = {**os.environ, "AWS_ENDPOINT_URL": moto_server, "AWS_REGION": REGION}
     command = [sys.executable, "-m", "tools.cli", "cluster", "whoami"]
-    done = subprocess.run(
-        command, cwd=repo.root(), env=env, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run(command, cwd=repo.root(), env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "123456789012" in done.stdout
     assert REGION in done.stdout
@@ -227,11 +221,6 @@ def test_whoami_on_the_command_line(moto_server: str) -> None:
 
 def test_help_does_not_import_boto3() -> None:
     """`yard cluster --help` is fast."""
-    code = (
-        "import sys; from tools import cli; cli.invoke(['cluster', '--help']);"
-        "sys.exit('boto3' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=repo.root(), capture_output=True, timeout=60, check=False
-    )
+    code = "import sys; from tools import cli; cli.invoke(['cluster', '--help']);sys.exit('boto3' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=repo.root(), capture_output=True, timeout=60, check=False)
     assert done.returncode == 0

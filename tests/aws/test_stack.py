@@ -63,9 +63,7 @@ def test_the_interfaces_of_every_type_are_those_of_the_table(
     session: Session, deployed: Callable[..., dict[str, Any]]
 ) -> None:
     """A stack with a group of each type with EFA, and the card and device numbers that EC2 needs."""
-    groups: dict[str, str | None] = {
-        f"NODES_T{at}": f"{kind} 0-2 us-west-2a" for at, kind in enumerate(EFA_TYPES)
-    }
+    groups: dict[str, str | None] = {f"NODES_T{at}": f"{kind} 0-2 us-west-2a" for at, kind in enumerate(EFA_TYPES)}
     outputs = deployed(NODES_G5=None, NODES_P4D=None, NODES_P5=None, **groups)
     for at, kind in enumerate(EFA_TYPES):
         data = launch_template(session, outputs[f"T{at}LaunchTemplate"])
@@ -88,17 +86,11 @@ def test_nodes_are_open_to_themselves_and_not_to_the_internet(
     outputs = deployed()
     ids = [outputs["NodeSecurityGroup"], outputs["FileSystemSecurityGroup"]]
     nodes, files = (
-        next(
-            one
-            for one in session.call("ec2", "describe_security_groups")["SecurityGroups"]
-            if one["GroupId"] == id_
-        )
+        next(one for one in session.call("ec2", "describe_security_groups")["SecurityGroups"] if one["GroupId"] == id_)
         for id_ in ids
     )
     # moto's CloudFormation has no egress rules, so these are read from the template.
-    egress = stack.template(specs.load(repo.root(), "gpu"))["Resources"]["NodesAmongThemselvesOut"][
-        "Properties"
-    ]
+    egress = stack.template(specs.load(repo.root(), "gpu"))["Resources"]["NodesAmongThemselvesOut"]["Properties"]
     assert egress["DestinationSecurityGroupId"] == egress["GroupId"] == {"Ref": "NodeSecurityGroup"}
     peers = [
         pair["GroupId"]
@@ -119,9 +111,7 @@ def test_nodes_are_open_to_themselves_and_not_to_the_internet(
     assert ports == {(first, last, id_) for first, last in ((988, 988), (1018, 1023)) for id_ in wanted}
 
 
-def test_a_reservation_replaces_the_placement_group(
-    session: Session, deployed: Callable[..., dict[str, Any]]
-) -> None:
+def test_a_reservation_replaces_the_placement_group(session: Session, deployed: Callable[..., dict[str, Any]]) -> None:
     outputs = deployed()
     template = stack.template(specs.load(repo.root(), "gpu"))["Resources"]
     assert "P4dPlacementGroup" in template

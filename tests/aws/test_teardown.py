@@ -90,9 +90,7 @@ def picture(session: Session) -> dict[str, Any]:
         "instances": [one for one in instances if one[1] != "terminated"],
         "stacks": [one["StackName"] for one in session.pages("cloudformation", "describe_stacks", "Stacks")],
         "roles": [one["RoleName"] for one in session.pages("iam", "list_roles", "Roles")],
-        "files": [
-            row["FileSystemId"] for row in session.pages("fsx", "describe_file_systems", "FileSystems")
-        ],
+        "files": [row["FileSystemId"] for row in session.pages("fsx", "describe_file_systems", "FileSystems")],
     }
     for name, key, number in (
         ("launch_templates", "LaunchTemplates", "LaunchTemplateId"),
@@ -200,9 +198,7 @@ def test_a_cluster_with_a_foreign_node_group_is_not_touched(session: Session, sp
     assert picture(session) == before
 
 
-def test_roles_with_long_names_are_deleted_with_their_policies(
-    session: Session, change: Change, spec: Spec
-) -> None:
+def test_roles_with_long_names_are_deleted_with_their_policies(session: Session, change: Change, spec: Spec) -> None:
     """A role's name has 64 characters, so the cluster's is shortened in it. Roles of other clusters stay."""
     long = change("cpu-demo", CLUSTER_NAME="c" * 80)
     names = [make_role(session, "c" * length, "cpu-llama-tiny-train") for length in (80, 81)]
@@ -265,9 +261,7 @@ def test_a_running_deletion_is_waited_for(session: Session, spec: Spec, gaps: Ga
     assert gaps.parameters("delete_nodegroup") == []
 
 
-def test_nothing_is_deleted_if_a_listing_is_denied(
-    session: Session, spec: Spec, gaps: Gaps, yard: Yard
-) -> None:
+def test_nothing_is_deleted_if_a_listing_is_denied(session: Session, spec: Spec, gaps: Gaps, yard: Yard) -> None:
     populate(session, "cpu-demo")
     gaps["ec2", "describe_volumes"] = refusal("UnauthorizedOperation", "You are not authorized", 403)
     ran = yard("down", "cpu-demo", "--yes", "--expect", "9")
@@ -275,9 +269,7 @@ def test_nothing_is_deleted_if_a_listing_is_denied(
     assert session.call("eks", "list_clusters")["clusters"] == ["cpu-demo"]
 
 
-def test_the_deletion_of_a_resource_in_use_is_repeated(
-    session: Session, spec: Spec, gaps: Gaps, down: Yard
-) -> None:
+def test_the_deletion_of_a_resource_in_use_is_repeated(session: Session, spec: Spec, gaps: Gaps, down: Yard) -> None:
     """The last interface of a node is deleted a little later than the node."""
     vpc = make_stack(session, "eksctl-cpu-demo-cluster", "10.0", **marks("cpu-demo"))
     group = make_group(session, vpc, "extra", **marks("cpu-demo"))
@@ -307,9 +299,7 @@ def test_a_resource_that_stays_in_use_is_reported(
     assert (ran.code, "has a dependent object" in ran.err) == (2, True)
 
 
-def test_a_failed_deletion_is_reported_with_its_reason(
-    session: Session, spec: Spec, gaps: Gaps, down: Yard
-) -> None:
+def test_a_failed_deletion_is_reported_with_its_reason(session: Session, spec: Spec, gaps: Gaps, down: Yard) -> None:
     populate(session, "cpu-demo")
     name, day = "eksctl-cpu-demo-cluster", "2026-01-01"
     failed = {"StackName": name, "CreationTime": day, "StackStatus": "DELETE_FAILED"}
@@ -326,9 +316,7 @@ def test_a_failed_deletion_is_reported_with_its_reason(
     assert "is not deleted: DELETE_FAILED: VPC: fs-0 has an interface in it" in ran.err
 
 
-def test_what_a_kept_file_system_uses_is_kept(
-    session: Session, spec: Spec, gaps: Gaps, yard: Yard, down: Yard
-) -> None:
+def test_what_a_kept_file_system_uses_is_kept(session: Session, spec: Spec, gaps: Gaps, yard: Yard, down: Yard) -> None:
     """The stack of its network and its security group are kept, and deleted once it is deleted."""
     vpc = populate(session, "cpu-demo")
     group = make_group(session, vpc, "lustre", **marks("cpu-demo"))
@@ -359,9 +347,7 @@ def test_what_a_kept_file_system_uses_is_kept(
     assert inventory.owned(session, spec) == []
 
 
-def test_resources_that_lost_our_tag_are_listed_and_stay(
-    session: Session, spec: Spec, yard: Yard, down: Yard
-) -> None:
+def test_resources_that_lost_our_tag_are_listed_and_stay(session: Session, spec: Spec, yard: Yard, down: Yard) -> None:
     """The stack of a cluster without our tag stays too."""
     populate(session, "cpu-demo")
     arn = session.call("eks", "describe_cluster", name="cpu-demo")["cluster"]["arn"]

@@ -158,9 +158,7 @@ def wire(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_failure_is_one_sentence(
-    wire: Wire, command: str, yard: Yard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_failure_is_one_sentence(wire: Wire, command: str, yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     words = command.split()
     for name, (trouble, said) in EVERYWHERE.items():
         wire.trouble, wire.asked = trouble, []

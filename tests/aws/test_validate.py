@@ -162,9 +162,7 @@ def world(session: Session, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Wo
     return make
 
 
-def test_the_command_passes_and_saves_a_snapshot(
-    world: Callable[..., World], yard: Yard, tmp_path: Path
-) -> None:
+def test_the_command_passes_and_saves_a_snapshot(world: Callable[..., World], yard: Yard, tmp_path: Path) -> None:
     world(whole())
     ran = yard("validate", "gpu", "--save", str(tmp_path / "kept"))
     assert ran.code == 0, ran.out + ran.err
@@ -177,9 +175,7 @@ def test_the_command_passes_and_saves_a_snapshot(
     assert yard("validate", "gpu", "--from", str(tmp_path)).code == 2
 
 
-def test_a_webhook_is_waited_for_and_fails_when_it_stays_down(
-    world: Callable[..., World], yard: Yard
-) -> None:
+def test_a_webhook_is_waited_for_and_fails_when_it_stays_down(world: Callable[..., World], yard: Yard) -> None:
     world(whole(), webhook_fails=2)
     ran = yard("validate", "gpu")
     assert (ran.code, ran.err.count("a webhook is not ready yet")) == (0, 2)

@@ -273,9 +273,7 @@ def test_pod_asks_for_what_its_machine_has(
     instance = cell.instance
     assert instance is not None
     assert job["spec"]["nprocPerNode"] == str(instance.processes)
-    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
-        "nodeSelectorTerms"
-    ]
+    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     (selector,) = term["matchExpressions"]
     assert selector == {
         "key": "node.kubernetes.io/instance-type",

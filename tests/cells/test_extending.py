@@ -18,9 +18,7 @@ from tools.core import repo
 from training.models.counting import parameters
 
 PAGE = "docs/extending.md"
-BLOCK = re.compile(
-    r"(?:^`(?P<path>[^`\n]+)`\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
-)
+BLOCK = re.compile(r"(?:^`(?P<path>[^`\n]+)`\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 Objects = dict[tuple[str, str], dict[str, Any]]
 
 

@@ -66,9 +66,7 @@ def test_kustomize_on_path(version: str, taken: str, path: Path, root: Path) -> 
     assert found == kustomize.Renderer((str(own), "build"), taken, "on PATH")
 
 
-@pytest.mark.parametrize(
-    "script", [KUSTOMIZE % "v5.3.0", KUSTOMIZE % "'(devel)'", "#!/bin/sh\nexit 1\n", "nonsense"]
-)
+@pytest.mark.parametrize("script", [KUSTOMIZE % "v5.3.0", KUSTOMIZE % "'(devel)'", "#!/bin/sh\nexit 1\n", "nonsense"])
 def test_an_unusable_kustomize_is_passed_over(script: str, path: Path, root: Path) -> None:
     program(path, "kustomize", script)
     kubectl = program(path, "kubectl", KUBECTL % ("v1.32.4-dispatcher", "v5.5.0"))
@@ -174,9 +172,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, path: Path) -> Iterator[Callable[...,
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
-    def start(
-        content: bytes, length: int | None = None, status: int = 200, digest: str | None = None
-    ) -> list[str]:
+    def start(content: bytes, length: int | None = None, status: int = 200, digest: str | None = None) -> list[str]:
         asked: list[str] = []
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -257,9 +253,7 @@ def test_download_without_a_server(path: Path, root: Path, monkeypatch: pytest.M
 
 
 def test_every_supported_platform_has_a_digest() -> None:
-    assert set(kustomize.DIGESTS) == {
-        f"{system}_{cpu}" for system in ("linux", "darwin") for cpu in ("amd64", "arm64")
-    }
+    assert set(kustomize.DIGESTS) == {f"{system}_{cpu}" for system in ("linux", "darwin") for cpu in ("amd64", "arm64")}
     assert all(len(digest) == 64 and int(digest, 16) for digest in kustomize.DIGESTS.values())
     assert len(set(kustomize.DIGESTS.values())) == 4
 
@@ -271,9 +265,7 @@ def test_a_removed_renderer_is_one_clear_error(root: Path) -> None:
 
 
 def test_a_remote_base_never_asks_for_a_password(path: Path, root: Path) -> None:
-    own = program(
-        path, "kustomize", '#!/bin/sh\ntest "$GIT_TERMINAL_PROMPT" = 0 && read -r line; echo "$?"\n'
-    )
+    own = program(path, "kustomize", '#!/bin/sh\ntest "$GIT_TERMINAL_PROMPT" = 0 && read -r line; echo "$?"\n')
     found = kustomize.Renderer((str(own), "build"), "5.8.1", "on PATH")
     assert found.build(root) == "1\n"  # read found the end of its input
     assert os.environ.get("GIT_TERMINAL_PROMPT") != "0"

@@ -126,9 +126,7 @@ def test_a_hand_written_size_is_not_overwritten(checkout: Path) -> None:
     path = checkout / "overlays/hardware/cpu/c7i.8xlarge/pytorchjob.yaml"
     path.parent.mkdir()
     path.write_text("[]\n", encoding="utf-8")
-    write_matrix(
-        checkout, f"cells: {{cpu: {{llama-tiny: {{nodes: 2, instance: c7i.8xlarge, {PARALLEL}}}}}}}\n"
-    )
+    write_matrix(checkout, f"cells: {{cpu: {{llama-tiny: {{nodes: 2, instance: c7i.8xlarge, {PARALLEL}}}}}}}\n")
     assert "c7i.8xlarge/pytorchjob.yaml was not generated" in refusal(matrix.sync, checkout)
     assert path.read_text(encoding="utf-8") == "[]\n"
 
@@ -335,9 +333,7 @@ def test_render_prints_yaml_and_nothing_else(renderer: Renderer, capsys: pytest.
         ("cpu/llama-3-1-8b", "cells of cpu: cpu/bert-tiny, cpu/llama-tiny"),
     ],
 )
-def test_render_of_an_unknown_cell_says_what_there_is(
-    name: str, hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_render_of_an_unknown_cell_says_what_there_is(name: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.invoke(["render", name]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""

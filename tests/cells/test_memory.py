@@ -29,9 +29,7 @@ PUBLISHED = {cell.model for cell in FOUND.cells if cell.hardware == "g5"} | {"ll
 NO_SHARE = {name for name in PAIRS if name.startswith("trn") and name.endswith("alpaca")}
 NO_SHARE |= {name for name in PAIRS if name.startswith("trn2/") and "-tiny" in name}
 OTHERS = sorted(
-    {f"{hardware}/{model}" for hardware in WIDE for model in PUBLISHED}
-    - NO_SHARE
-    - {cell.name for cell in FOUND.cells}
+    {f"{hardware}/{model}" for hardware in WIDE for model in PUBLISHED} - NO_SHARE - {cell.name for cell in FOUND.cells}
 )
 # Pairs that fit and have no cell: this repository has no recipe for them.
 NO_RECIPE = {
@@ -163,8 +161,7 @@ def test_accumulation_keeps_whole_gradients_of_a_sharded_model_only() -> None:
 
 def test_recomputing_keeps_the_blocks_inputs_and_one_block() -> None:
     whole, less = (
-        term(memory_model.estimate(config(recompute=how), 1, CARD), "activations").nbytes
-        for how in ("none", "full")
+        term(memory_model.estimate(config(recompute=how), 1, CARD), "activations").nbytes for how in ("none", "full")
     )
     assert less == 320 * 4 * 512 * 2 + whole // 4
 
@@ -189,10 +186,7 @@ def test_the_command_prints_the_terms(capsys: pytest.CaptureFixture[str]) -> Non
     assert cli.invoke(["matrix", "memory", "--all"]) == 0
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) == len(PAIRS - NO_SHARE)
-    assert (
-        "\ng5/llama-2-70b, no cell, 8 x g5.48xlarge: 36.9 GiB a GPU needed, 22.4 there: does not fit\n"
-        in shown
-    )
+    assert "\ng5/llama-2-70b, no cell, 8 x g5.48xlarge: 36.9 GiB a GPU needed, 22.4 there: does not fit\n" in shown
     assert cli.invoke(["matrix", "memory", "g5/llama-3-1-8b", "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)
     assert told["needed"] == sum(one["bytes"] for one in told["terms"]) < told["there"]

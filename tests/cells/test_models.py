@@ -81,9 +81,7 @@ def test_the_head_of_the_file_gives_counts_and_sources(name: str) -> None:
     if name != "llama-tiny-lora":
         assert f"{whole:,}" in head
         assert (trained is None) or f"{trained:,}" in head
-    assert bool(re.search(r"config\.json of [\w.-]+/[\w.-]+ on the Hugging Face hub", head)) == (
-        "tiny" not in name
-    )
+    assert bool(re.search(r"config\.json of [\w.-]+/[\w.-]+ on the Hugging Face hub", head)) == ("tiny" not in name)
 
 
 @pytest.mark.parametrize("name", DETAILS)

@@ -49,9 +49,7 @@ def bytes_of(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize(
-    ("words", "where"), [(OWN, "1 x mine"), (["--instance", "ml.p5.4xlarge"], "1 x p5.4xlarge")]
-)
+@pytest.mark.parametrize(("words", "where"), [(OWN, "1 x mine"), (["--instance", "ml.p5.4xlarge"], "1 x p5.4xlarge")])
 def test_a_hardware_gets_a_cell_that_passes(
     words: list[str], where: str, here: Path, builder: Renderer, capsys: pytest.CaptureFixture[str]
 ) -> None:

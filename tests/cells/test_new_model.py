@@ -43,9 +43,7 @@ def root(whole_checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tree(root: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(root)): path.read_text() for path in sorted(root.rglob("*")) if path.is_file()
-    }
+    return {str(path.relative_to(root)): path.read_text() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
 def write(directory: Path, values: dict[str, Any]) -> str:
@@ -58,9 +56,7 @@ def yard(*arguments: str) -> int:
     return cli.invoke(["new", "model", *arguments])
 
 
-def test_a_component_and_its_smallest_cell(
-    root: Path, tmp_path: Path, renderer: Renderer, capsys: Any
-) -> None:
+def test_a_component_and_its_smallest_cell(root: Path, tmp_path: Path, renderer: Renderer, capsys: Any) -> None:
     source = write(tmp_path / "qwen", QWEN3)
     assert yard("qwen3-mine", "--from", source, "--hardware", "p5") == 0
     text = (root / "overlays/model/qwen3-mine/model.yaml").read_text()
@@ -92,8 +88,7 @@ def test_adapters_are_on_the_familys_layers_and_fine_tune(root: Path, tmp_path: 
     assert config.model.router_aux_loss_coef == 0.02
     directory = root / "overlays/model/mixtral-lora"
     assert (
-        "46,702,792,704 parameters, of which 12,879,925,248 process a token"
-        in (directory / "model.yaml").read_text()
+        "46,702,792,704 parameters, of which 12,879,925,248 process a token" in (directory / "model.yaml").read_text()
     )
     assert "value: training.finetune}" in (directory / "kustomization.yaml").read_text()
 
@@ -158,9 +153,7 @@ def test_a_pinned_revision_of_the_hub(root: Path, hub: FakeHub) -> None:
         ("nowhere", "nowhere: no such file or directory"),
     ],
 )
-def test_other_sources_are_one_error(
-    root: Path, hub: FakeHub, capsys: Any, source: str, message: str
-) -> None:
+def test_other_sources_are_one_error(root: Path, hub: FakeHub, capsys: Any, source: str, message: str) -> None:
     before = tree(root)
     assert yard("m", "--from", source) == 2
     assert message in capsys.readouterr().err

@@ -201,9 +201,7 @@ def test_after_an_error_nothing_has_changed(
     jobs = [json.dumps({**job, "metadata": {"name": name}}) for name in "ab"]
     Path("two.yaml").write_text("\n---\n".join(jobs))
     Path("none.yaml").write_text(json.dumps(CODE))
-    Path("bad.yaml").write_text(
-        json.dumps({**job, "metadata": {"name": "a"}, "spec": {"pytorchReplicaSpecs": 7}})
-    )
+    Path("bad.yaml").write_text(json.dumps({**job, "metadata": {"name": "a"}, "spec": {"pytorchReplicaSpecs": 7}}))
     tree = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     assert yard(*arguments) == 2
     error = capsys.readouterr().err

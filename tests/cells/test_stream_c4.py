@@ -65,9 +65,7 @@ def test_every_llama_that_pretrains_takes_it(cell: str) -> None:
 
 
 def test_a_setting_of_data_reaches_the_file_of_the_feature() -> None:
-    knobs = Knobs(
-        settings=("data.tokenizer=/shared/models/own", "train.steps=2000"), name="b", features=("stream-c4",)
-    )
+    knobs = Knobs(settings=("data.tokenizer=/shared/models/own", "train.steps=2000"), name="b", features=("stream-c4",))
     found = cells_knobs.rendered("p5/llama-3-1-8b", None, knobs)
     config = load_config(found, repo.root())
     assert config is not None

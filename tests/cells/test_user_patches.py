@@ -19,8 +19,7 @@ NAME = "cpu-llama-tiny-train"
 
 PATCHES = Path(__file__).with_name("user_patches")
 JOB_PATCH, DAEMON_SET, DAEMON_SET_PATCH = (
-    (PATCHES / f"{name}.yaml").read_text(encoding="utf-8")
-    for name in ("job_patch", "daemon_set", "daemon_set_patch")
+    (PATCHES / f"{name}.yaml").read_text(encoding="utf-8") for name in ("job_patch", "daemon_set", "daemon_set_patch")
 )
 POD_KINDS = {
     "Pod": ("v1", "{spec: %s}"),
@@ -69,8 +68,7 @@ def patched(checkout: Path) -> Path:
     """Return a user's kustomization with merge patches of the cell's job and of a native DaemonSet."""
     return user(
         checkout,
-        "resources: [../overlays/cpu/llama-tiny, plugin.yaml]\n"
-        "patches: [{path: job.yaml}, {path: patch.yaml}]\n",
+        "resources: [../overlays/cpu/llama-tiny, plugin.yaml]\npatches: [{path: job.yaml}, {path: patch.yaml}]\n",
         plugin=DAEMON_SET,
         job=JOB_PATCH,
         patch=DAEMON_SET_PATCH,
@@ -110,9 +108,7 @@ def test_without_the_schema_the_same_patch_loses_the_container(
     assert names(container["env"]) == {"NCCL_DEBUG", "HOME"}
 
 
-def test_a_schema_of_the_job_alone_loses_native_containers(
-    checkout: Path, builder: Renderer, objects: Parse
-) -> None:
+def test_a_schema_of_the_job_alone_loses_native_containers(checkout: Path, builder: Renderer, objects: Parse) -> None:
     """Control: why openapi.json lists the native kinds."""
     path = checkout / "base/pytorchjob/merge-keys/openapi.json"
     schema = json.loads(path.read_text(encoding="utf-8"))
@@ -126,9 +122,7 @@ def test_a_schema_of_the_job_alone_loses_native_containers(
 
 
 @pytest.mark.parametrize("kind", POD_KINDS)
-def test_native_kinds_merge_as_without_us(
-    kind: str, checkout: Path, renderer: Renderer, tmp_path: Path
-) -> None:
+def test_native_kinds_merge_as_without_us(kind: str, checkout: Path, renderer: Renderer, tmp_path: Path) -> None:
     """A merge patch of a native kind gives the same object with and without the cell in the build."""
     version, shape = POD_KINDS[kind]
     head = f"apiVersion: {version}\nkind: {kind}\nmetadata: {{name: it}}\n"
@@ -146,8 +140,7 @@ def test_json6902_patch_appends(checkout: Path, builder: Renderer, objects: Pars
     patch = f'[{{"op": "add", "path": "{path}", "value": {{"name": "NCCL_DEBUG", "value": "INFO"}}}}]'
     mine = user(
         checkout,
-        "resources: [../overlays/cpu/llama-tiny]\n"
-        f"patches: [{{target: {{kind: PyTorchJob}}, patch: '{patch}'}}]\n",
+        f"resources: [../overlays/cpu/llama-tiny]\npatches: [{{target: {{kind: PyTorchJob}}, patch: '{patch}'}}]\n",
     )
     (container,) = pod_of(objects(builder.build(mine))["PyTorchJob", NAME])["containers"]
     assert container["env"][-1] == {"name": "NCCL_DEBUG", "value": "INFO"}
@@ -182,9 +175,7 @@ def test_names_images_and_replicas_follow_a_user(checkout: Path, builder: Render
     assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 3
 
 
-def test_a_users_secret_config_map_and_claim_are_followed(
-    checkout: Path, renderer: Renderer, objects: Parse
-) -> None:
+def test_a_users_secret_config_map_and_claim_are_followed(checkout: Path, renderer: Renderer, objects: Parse) -> None:
     """Objects that a user generates above the leaf are found by every kind of reference in the pod."""
     patch = JOB_PATCH.split("          containers:")[0] + (
         "          imagePullSecrets: [{name: pull}]\n"
@@ -218,9 +209,7 @@ def test_a_users_secret_config_map_and_claim_are_followed(
     assert volumes["c"]["projected"]["sources"] == [{"secret": {"name": pull}}]
 
 
-def test_without_the_name_references_the_config_dangles(
-    checkout: Path, renderer: Renderer, objects: Parse
-) -> None:
+def test_without_the_name_references_the_config_dangles(checkout: Path, renderer: Renderer, objects: Parse) -> None:
     """Control: this is why kustomizeconfig.yaml exists. No renderer reports the dangling reference."""
     path = checkout / "base/pytorchjob/kustomizeconfig.yaml"
     replicas = path.read_text(encoding="utf-8").partition("\nreplicas:")[2]
@@ -243,8 +232,7 @@ def test_a_cell_is_a_remote_base(
         subprocess.run(["git", *arguments], cwd=checkout, check=True)
     mine = user(
         tmp_path,
-        f"resources: ['file://{checkout}//overlays/cpu/llama-tiny?ref=main']\n"
-        "patches: [{path: job.yaml}]\n",
+        f"resources: ['file://{checkout}//overlays/cpu/llama-tiny?ref=main']\npatches: [{{path: job.yaml}}]\n",
         job=JOB_PATCH,
     )
     (container,) = pod_of(objects(builder.build(mine))["PyTorchJob", NAME])["containers"]

@@ -132,9 +132,7 @@ def test_examples_of_fine_tuning_are_counted_and_verified(yard: Yard, dataset: P
     assert splits["train"]["documents"] + splits["heldout"]["documents"] == 40
     for name, split in splits.items():
         samples = ExampleDataset.open(made, name, 64)
-        held = sum(
-            int(samples.batch([index], [0]).arrays()["document_ids"].size) for index in range(len(samples))
-        )
+        held = sum(int(samples.batch([index], [0]).arrays()["document_ids"].size) for index in range(len(samples)))
         assert (split["samples"], held) == (len(samples), len(samples) * 64)
         assert split["waste"] == pytest.approx(1 - split["tokens"] / held)
     assert "40 pair" in yard("inspect", made)[1]
@@ -199,9 +197,7 @@ def assert_damage_is_found(yard: Yard, dataset: Path, file: str) -> None:
         (["inspects"], "error: no such command: inspects"),
     ],
 )
-def test_bad_input_is_one_error(
-    yard: Yard, rows: Path, tmp_path: Path, arguments: list[str], message: str
-) -> None:
+def test_bad_input_is_one_error(yard: Yard, rows: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
     known = {"rows": rows, "directory": tmp_path}
     code, out, err = yard(*(text.format(**known) if "{" in text else text for text in arguments))
     lines = [line for line in err.splitlines() if line.startswith("error:")]

@@ -24,9 +24,7 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
         "import json, sys; from tools.cli import invoke; invoke(['--help']);"
         "print('\\n' + json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=repo.root(), capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=repo.root(), capture_output=True, text=True, check=True)
     shown, _, names = done.stdout.rstrip().rpartition("\n")
     assert not set(HEAVY) & set(json.loads(names))
     for command in cli.COMMANDS.glob("[a-z]*.py"):
@@ -53,8 +51,7 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
         (["wiring", "x", "--operator-version", "2.0.0"], "error: Invalid value for '--operator-version'"),
         (
             ["run", "x", "--stpes", "5"],
-            "error: no such option: --stpes\n"
-            "  hint: a key of the configuration is set with --set train.steps=VALUE",
+            "error: no such option: --stpes\n  hint: a key of the configuration is set with --set train.steps=VALUE",
         ),
         (["sample", "no-such-run", "--prompt", "x"], "error: no such run: no-such-run"),
     ],
@@ -68,9 +65,7 @@ def test_wrong_usage_is_one_error_and_exit_code_2(
     assert out == ""
 
 
-def test_a_config_error_is_an_error_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_config_error_is_an_error_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from training.config import ConfigError
 
     def fail(**_: Any) -> None:
@@ -91,9 +86,7 @@ def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_closed_pipe_is_no_traceback() -> None:
     command = f"{sys.executable} -m tools.cli --help | true"
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=repo.root(), capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(["bash", "-c", command], cwd=repo.root(), capture_output=True, text=True, check=True)
     assert done.stderr == ""
 
 

@@ -87,9 +87,7 @@ class Bed:
         metadata = {"name": f"other-{uuid.uuid4().hex[:8]}"}
         self.kube.put([node])
         self._nodes.append(name_of(node))
-        self.kube.put(
-            [{"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}], self.namespace
-        )
+        self.kube.put([{"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}], self.namespace)
 
     def everywhere(self, item: Object) -> None:
         """Create a cluster-scoped object."""

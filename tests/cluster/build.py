@@ -91,6 +91,4 @@ def ensure(progress: Progress, modules: Sequence[str] = CLUSTER) -> Programs:
 
     Raises CannotBuild.
     """
-    return Programs(
-        {name: gomodule.ensure(SOURCES / name, MODULES[name], cache(), progress) for name in modules}
-    )
+    return Programs({name: gomodule.ensure(SOURCES / name, MODULES[name], cache(), progress) for name in modules})

@@ -136,9 +136,7 @@ def shared_claim(namespace: str, name: str = "trainyard") -> list[Object]:
 
     The volume is a directory of the node. This works where no pod writes to it, or where all nodes share it.
     """
-    claim = yaml.safe_load(
-        (repo.root() / "base/storage/default-class/claim.yaml").read_text(encoding="utf-8")
-    )
+    claim = yaml.safe_load((repo.root() / "base/storage/default-class/claim.yaml").read_text(encoding="utf-8"))
     size = claim["spec"]["resources"]["requests"]["storage"]
     claim["metadata"]["name"] = name
     claim["spec"] |= {"storageClassName": "", "volumeName": f"{namespace}-{name}"}

@@ -135,9 +135,7 @@ class Node:
         """Make the group that kubelet puts its pods below, in each hierarchy of version 1."""
         hierarchies = [path for path in CGROUPS.iterdir() if (path / "cgroup.clone_children").exists()]
         if not hierarchies:
-            raise Unsupported(
-                "this machine has only cgroup v2, which nodes of the test cluster do not use yet"
-            )
+            raise Unsupported("this machine has only cgroup v2, which nodes of the test cluster do not use yet")
         for path in hierarchies:
             (path / self.cgroup).mkdir(exist_ok=True)
         for name in ("cpuset.cpus", "cpuset.mems"):
@@ -169,9 +167,7 @@ class Node:
         log = self.plane.sandbox.root / f"log/{self.name}-{name}.log"
         with log.open("ab") as file:
             environment = self.packages.environment
-            popen = processes.start(
-                [*self.enter(), *map(str, words)], environment, self.directory, file, file
-            )
+            popen = processes.start([*self.enter(), *map(str, words)], environment, self.directory, file, file)
         process = Process(f"{self.name}-{name}", popen, log)
         sandbox = self.plane.sandbox
         for listed in (self._parts, sandbox.processes):
@@ -299,9 +295,7 @@ conf_dir = "{cni}"
         ).stdout
 
     def _answers(self, *words: str) -> bool:
-        done = subprocess.run(
-            [*self.enter(), *words], env=self.packages.environment, capture_output=True, check=False
-        )
+        done = subprocess.run([*self.enter(), *words], env=self.packages.environment, capture_output=True, check=False)
         return done.returncode == 0
 
 
@@ -396,7 +390,6 @@ def _with_mounts(specification: str) -> str:
     places |= {sys.prefix: ENVIRONMENT, str(repo.root()): PROJECT}
     options = ["rbind", "ro", "nosuid", "nodev"]
     base["mounts"] += [
-        {"destination": there, "type": "bind", "source": here, "options": options}
-        for here, there in places.items()
+        {"destination": there, "type": "bind", "source": here, "options": options} for here, there in places.items()
     ]
     return json.dumps(base)

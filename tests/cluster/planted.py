@@ -101,9 +101,7 @@ def service_account_not_applied(bed: Bed) -> list[Object]:
     return bed.nodes()
 
 
-def _changed(
-    bed: Bed, job: Object, spec: Object, node: Object, quota: dict[str, str], **nodes: Any
-) -> list[Object]:
+def _changed(bed: Bed, job: Object, spec: Object, node: Object, quota: dict[str, str], **nodes: Any) -> list[Object]:
     """Change the bed as a row of planted.yaml says."""
     if quota:
         _quota(bed, quota)

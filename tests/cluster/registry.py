@@ -32,9 +32,7 @@ def start(plane: ControlPlane, packages: Packages) -> None:
     listening = f"{int(ADDRESS.partition(':')[2]):04X}"
     table = Path(f"/proc/{plane.sandbox.init.pid}/net/tcp")
     port = f":{listening} 00000000:0000 0A"  # 0A: it listens
-    plane.sandbox.wait(
-        "the registry", lambda: port in table.read_text(encoding="utf-8"), UP_SECONDS, [process]
-    )
+    plane.sandbox.wait("the registry", lambda: port in table.read_text(encoding="utf-8"), UP_SECONDS, [process])
 
 
 def hosts(directory: Path) -> Path:

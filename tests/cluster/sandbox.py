@@ -123,9 +123,7 @@ class Sandbox:
         user = () if is_root() else ("--user", "--preserve-credentials")
         return ["nsenter", f"--target={self.init.pid}", *user, *(f"--{kind}" for kind in wanted), "--"]
 
-    def start(
-        self, name: str, argv: Sequence[str | Path], environment: Mapping[str, str] | None = None
-    ) -> Process:
+    def start(self, name: str, argv: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> Process:
         """Start a program inside. Its output is appended to `log/<name>.log`."""
         log = self.root / "log" / f"{name}.log"
         words = [*self.enter(), *map(str, argv)]
@@ -152,9 +150,7 @@ class Sandbox:
         if done.returncode != 0:
             raise CannotStart(f"{' '.join(words)}: {done.stderr.strip()}")
 
-    def wait(
-        self, what: str, ready: Callable[[], bool], seconds: float, needs: Sequence[Process] = ()
-    ) -> None:
+    def wait(self, what: str, ready: Callable[[], bool], seconds: float, needs: Sequence[Process] = ()) -> None:
         """Wait until `ready`. Raises CannotStart when a required process ends, or at the deadline."""
         deadline = time.monotonic() + seconds
         while not ready():

@@ -34,9 +34,7 @@ def test_every_object_is_admitted_without_a_warning(cells: list[Manifests], appl
     assert applied.out.count("serverside-applied") == sum(len(cell.objects) for cell in cells)
 
 
-def test_the_operator_makes_every_pod_of_every_cell(
-    kube: Kube, cells: list[Manifests], applied: Done
-) -> None:
+def test_the_operator_makes_every_pod_of_every_cell(kube: Kube, cells: list[Manifests], applied: Done) -> None:
     """The restricted standard is about pods, and only the operator creates them."""
     expected = {pod.name for cell in cells for pod in operator_pods.pods(cell.job())}
     kube.wait(
@@ -112,9 +110,7 @@ def test_yard_diff_shows_a_changed_key(
     assert invoke(["diff", CELL, "-n", namespace, "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert answer["differs"]
-    lines = [
-        line for line in answer["diff"].splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")
-    ]
+    lines = [line for line in answer["diff"].splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     lines = [line for line in lines if "generation:" not in line]
     assert [line.replace(" ", "") for line in lines] == ["-backoffLimit:7", "+backoffLimit:6"]
     kube.apply(rendered[CELL], namespace)

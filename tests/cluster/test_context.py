@@ -61,9 +61,7 @@ def plane(say: Progress) -> Iterator[ControlPlane]:
         own["status"]["capacity"] = own["status"]["allocatable"]
         bare = fake_node(instance("p5.48xlarge"), "bare-0", ZONE)  # a GPU node without device plugins
         for part in ("allocatable", "capacity"):
-            bare["status"][part] = {
-                key: value for key, value in bare["status"][part].items() if "/" not in key
-            }
+            bare["status"][part] = {key: value for key, value in bare["status"][part].items() if "/" not in key}
         nodes = [fake_node(instance("m5.2xlarge"), f"cpu-{number}", ZONE) for number in range(2)]
         for number, node in enumerate([*nodes, bare]):
             node["spec"]["providerID"] = f"aws:///us-west-2b/i-{number:017x}"
@@ -102,9 +100,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def yard(
-    plane: ControlPlane, tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Yard:
+def yard(plane: ControlPlane, tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Yard:
     """A function that runs a printed command on this cluster."""
     for name in ("PATH", "KUBECONFIG"):
         monkeypatch.setenv(name, plane.kube.environment[name])
@@ -147,15 +143,11 @@ def test_a_directory_is_written_from_what_is_there(plane: ControlPlane, yard: Ya
     assert lacking == ["namespace", "nvidia", "efa"], "the operator is there"
     assert "base/storage/default-class" in (tree / "clusters/lab/storage/kustomization.yaml").read_text()
     renderer = kustomize.ensure(tree, print)
-    names = {
-        one.item["metadata"]["name"] for one in flux_objects.kustomizations(tree / "clusters/lab", renderer)
-    }
+    names = {one.item["metadata"]["name"] for one in flux_objects.kustomizations(tree / "clusters/lab", renderer)}
     assert {"plugins", "storage", "runs"} <= names, "Flux can reconcile it"
 
     assert yard("yard cluster init lab").out == "clusters/lab: up to date\n"
-    plane.kube.apply(
-        yard("yard platform lab/storage").out.replace("namespace: training", "namespace: default"), None
-    )
+    plane.kube.apply(yard("yard platform lab/storage").out.replace("namespace: training", "namespace: default"), None)
     plane.kube.make_namespace("team-b")
     plane.kube.put(shared_claim("team-b"), "team-b")
     refused = yard("yard cluster init lab -n team-b")
@@ -230,9 +222,5 @@ def test_with_rights_in_a_namespace_only(
     assert yard("yard cluster nodes").code == yard("yard cluster cost").code == 3
     assert "CANNOT TELL" in yard("yard cluster network").out
     with (tree / "clusters/mine/cluster.env").open("a", encoding="utf-8") as file:
-        file.write(
-            next(
-                text for kind, text in printed.fences(Path(__file__).parents[2] / PAGE) if "MACHINES" in text
-            )
-        )
+        file.write(next(text for kind, text in printed.fences(Path(__file__).parents[2] / PAGE) if "MACHINES" in text))
     assert yard("yard preflight overlays/cpu/llama-tiny --cluster mine").code == 0

@@ -56,9 +56,7 @@ def fates(kube: Kube, fake: None, say: Progress) -> Iterator[dict[str, Fate]]:
     kube.wait("machines without taints", lambda: not any(map(_tainted, kube.list("nodes"))), 120)
     refusals = {path.stem: _apply(kube, path, namespaces[path.stem]) for path in BAD}
     admitted = {path.stem: _job(path, namespaces[path.stem]) for path in BAD if not refusals[path.stem]}
-    kube.wait(
-        "the fate of every job", lambda: len(_settled(kube, admitted)) == len(admitted), SETTLED_SECONDS
-    )
+    kube.wait("the fate of every job", lambda: len(_settled(kube, admitted)) == len(admitted), SETTLED_SECONDS)
     settled = {name: (REFUSED, words) for name, words in refusals.items() if words} | _settled(kube, admitted)
     rules = {path.stem: RULE.findall(path.read_text(encoding="utf-8"))[0] for path in BAD}
     found = {name: Fate(name, rules[name], *fate) for name, fate in settled.items()}

@@ -52,9 +52,7 @@ def test_the_demo_trains_looks_and_removes(kube: Kube, nodes: Nodes, asked: None
 def _yard(*words: str, code: int | None = 0) -> str:
     """Return what a command prints on both streams. AssertionError for another exit code than `code`."""
     command = [sys.executable, "-m", "tools.cli", *words]
-    done = subprocess.run(
-        command, cwd=repo.root(), capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    done = subprocess.run(command, cwd=repo.root(), capture_output=True, text=True, timeout=SECONDS, check=False)
     assert code in (None, done.returncode), done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -225,17 +225,13 @@ def test_42_what_the_webhook_refuses_and_what_preflight_refuses(
     cell = copy.deepcopy(next(one for one in cells if one.source == CELL))
     job = cell.job()
     change(job)
-    done = kube.call(
-        "create", "--dry-run=server", f"--namespace={namespace}", "-f", "-", given=json.dumps(job)
-    )
+    done = kube.call("create", "--dry-run=server", f"--namespace={namespace}", "-f", "-", given=json.dumps(job))
     assert (done.code != 0) == refused, done.err
     assert bool(rejections(job, LATEST)) == refused
     assert evaluate(cell).state is State.FAIL
 
 
-def test_44_a_second_apply_resets_nothing_that_others_own(
-    kube: Kube, started: Callable[..., Running]
-) -> None:
+def test_44_a_second_apply_resets_nothing_that_others_own(kube: Kube, started: Callable[..., Running]) -> None:
     """Kueue suspends a job. Applying the cell again neither resumes it nor creates a second run."""
     running = started()
     uid = running.job()["metadata"]["uid"]
@@ -265,8 +261,4 @@ def _run_policy(**values: int) -> Change:
 
 
 def _pods(running: Running) -> list[Object]:
-    return [
-        pod
-        for pod in running.kube.list("pods", running.namespace)
-        if "deletionTimestamp" not in pod["metadata"]
-    ]
+    return [pod for pod in running.kube.list("pods", running.namespace) if "deletionTimestamp" not in pod["metadata"]]

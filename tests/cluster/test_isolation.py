@@ -66,9 +66,7 @@ def test_every_process_is_in_the_clusters_own_network(control_plane: ControlPlan
     assert len(inside) >= 7
     networks = {os.readlink(f"/proc/{pid}/ns/net") for pid in inside if processes.is_alive(pid)}
     assert os.readlink("/proc/self/ns/net") not in networks
-    links = json.loads(
-        subprocess.run(["ip", "-j", "addr"], capture_output=True, text=True, check=True).stdout
-    )
+    links = json.loads(subprocess.run(["ip", "-j", "addr"], capture_output=True, text=True, check=True).stdout)
     assert BRIDGE_ADDRESS not in {entry["local"] for link in links for entry in link["addr_info"]}
     assert not [link["ifname"] for link in links if link["ifname"].startswith(("br0", "node"))]
 
@@ -81,9 +79,7 @@ def test_there_is_no_way_out(control_plane: ControlPlane) -> None:
 
 def test_nothing_is_left_after_sigkill(say: Progress) -> None:
     build.ensure(say)
-    runner = subprocess.Popen(
-        [sys.executable, "-c", RUNNER], cwd=repo.root(), stdout=subprocess.PIPE, text=True
-    )
+    runner = subprocess.Popen([sys.executable, "-c", RUNNER], cwd=repo.root(), stdout=subprocess.PIPE, text=True)
     assert runner.stdout is not None
     words = next((line.split() for line in runner.stdout if line.startswith("started")), None)
     assert words is not None, "the run ended before it had started"

@@ -100,9 +100,7 @@ def secured(objects: list[Object]) -> Workload:
     return workload
 
 
-def test_an_indexed_job_is_watched_and_suspended(
-    kube: Kube, team: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_indexed_job_is_watched_and_suspended(kube: Kube, team: str, capsys: pytest.CaptureFixture[str]) -> None:
     objects = beds.bed("Job")
     spec = secured(objects).roles[0].template["spec"]
     spec |= {"nodeName": None, "nodeSelector": {"no": "such"}}

@@ -57,9 +57,7 @@ def pods(kube: Kube, namespace: str) -> list[dict[str, Any]]:
     return kube.list("pods", namespace, f"training.kubeflow.org/job-name={JOB}")
 
 
-def test_nothing_is_applied_that_lacks_something(
-    kube: Kube, team: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_applied_that_lacks_something(kube: Kube, team: str, capsys: pytest.CaptureFixture[str]) -> None:
     kube.run("delete", "pvc", "trainyard", f"--namespace={team}")
     assert invoke(["job", "submit", CELL, "-n", team]) == 1
     assert f"namespace {team} lacks persistentvolumeclaim trainyard" in capsys.readouterr().err
@@ -75,17 +73,13 @@ def test_a_dry_run_applies_nothing(kube: Kube, team: str, capsys: pytest.Capture
     assert uid(kube, team) is None
 
 
-def test_from_submit_over_stop_to_resume_and_replace(
-    kube: Kube, team: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_from_submit_over_stop_to_resume_and_replace(kube: Kube, team: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["job", "submit", CELL, "-n", team, "--no-follow", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     first = uid(kube, team)
     assert {one["uid"] for one in said["objects"] if one["kind"] == "PyTorchJob"} == {first}
     assert all(one["uid"] for one in said["objects"])
-    kube.wait(
-        "two running pods", lambda: [p["status"]["phase"] for p in pods(kube, team)] == ["Running"] * 2, 60
-    )
+    kube.wait("two running pods", lambda: [p["status"]["phase"] for p in pods(kube, team)] == ["Running"] * 2, 60)
 
     assert invoke(["job", "list", "-n", team, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
@@ -157,9 +151,7 @@ def test_a_retry_changes_what_its_class_asks_for_and_keeps_a_ledger(
     )  # fmt: skip
     kube.wait("the pods of the second try", lambda: len(pods(kube, team)) == 2, 60)
     (volume,) = [
-        one["projected"]["sources"]
-        for one in pods(kube, team)[0]["spec"]["volumes"]
-        if one["name"] == "config"
+        one["projected"]["sources"] for one in pods(kube, team)[0]["spec"]["volumes"] if one["name"] == "config"
     ]
     (name,) = [one["configMap"]["name"] for one in volume if one["configMap"]["name"].endswith("-retry1")]
     data = (kube.get("configmap", name, team) or {})["data"]
@@ -172,9 +164,7 @@ def test_a_retry_changes_what_its_class_asks_for_and_keeps_a_ledger(
     assert uid(kube, team) == second, "nothing was changed"
 
 
-def test_following_ends_at_the_first_cause_of_delay(
-    kube: Kube, team: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_following_ends_at_the_first_cause_of_delay(kube: Kube, team: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The nodes are cordoned. `yard` computes what the scheduler does not say."""
     for number in range(2):
         kube.run("cordon", f"submit-{number}")
@@ -200,18 +190,14 @@ def show(team: str, job: str, capsys: pytest.CaptureFixture[str]) -> tuple[str, 
     return said.err, parse(said.out, "shown")
 
 
-def test_what_was_submitted_is_kept_with_the_job(
-    kube: Kube, team: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_submitted_is_kept_with_the_job(kube: Kube, team: str, capsys: pytest.CaptureFixture[str]) -> None:
     settings = ("train.learning_rate=1e-3",)
     words = ["job", "submit", CELL, "--set", settings[0], "--name", "kept", "-n", team, "--no-follow"]
     assert invoke(words) == 0
     name = f"{JOB}-kept"
     where, shown = show(team, name, capsys)
     assert f"ConfigMap/{name}-submitted, as submitted" in where
-    assert by_name(shown.objects) == by_name(
-        knobs.rendered(CELL, None, Knobs(settings=settings, name="kept")).objects
-    )
+    assert by_name(shown.objects) == by_name(knobs.rendered(CELL, None, Knobs(settings=settings, name="kept")).objects)
     assert invoke(["job", "show", name, "-n", team]) == 0
     assert f"yard job submit {CELL} --set {settings[0]} --name kept" in capsys.readouterr().out
     worker = (kube.get("pytorchjob", name, team) or {})["spec"]["pytorchReplicaSpecs"]["Worker"]

@@ -27,9 +27,7 @@ COUNTS: Counter[tuple[str, str]] = Counter()  # of (what was planted, what was s
 
 
 @pytest.fixture
-def bed(
-    kube: Kube, fake: None, namespace: str, cells: list[Manifests], asked: None
-) -> Iterator[Callable[[str], Bed]]:
+def bed(kube: Kube, fake: None, namespace: str, cells: list[Manifests], asked: None) -> Iterator[Callable[[str], Bed]]:
     """A maker of beds."""
     made: list[Bed] = []
 

@@ -27,9 +27,7 @@ def test_a_claim_gets_a_volume_and_gives_it_back(kube: Kube, nodes: Nodes, names
     kube.wait("the directory to go", lambda: not directory.exists(), SECONDS)
 
 
-def test_an_image_is_pulled_by_its_digest_and_writes_to_the_claim(
-    kube: Kube, nodes: Nodes, namespace: str
-) -> None:
+def test_an_image_is_pulled_by_its_digest_and_writes_to_the_claim(kube: Kube, nodes: Nodes, namespace: str) -> None:
     """On both nodes, into one directory."""
     directory = _claim(kube, namespace)
     names = [node.name for node in nodes.nodes]

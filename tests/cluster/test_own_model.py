@@ -65,8 +65,7 @@ def test_a_model_and_a_hardware_of_ones_own_train(
     (node, *_) = (
         one["metadata"]["name"]
         for one in kube.list("nodes")
-        if "trainyard/fake" not in (one["metadata"].get("labels") or {})
-        and "cpu" in one["status"]["allocatable"]
+        if "trainyard/fake" not in (one["metadata"].get("labels") or {}) and "cpu" in one["status"]["allocatable"]
     )
     # The nodes of the test are one machine, so a pod takes less than the node shows.
     less = ("--cpus", "1600m", "--memory", "5Gi", "--select", f"kubernetes.io/hostname={node}")

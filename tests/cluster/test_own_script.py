@@ -103,9 +103,7 @@ def yard(kube: Kube, checkout: Path, own: Path) -> Yard:
             timeout=SECONDS,
             check=False,
         )
-        assert done.returncode == code, (
-            f"{words}: {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-        )
+        assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return done
 
     return run
@@ -236,9 +234,7 @@ def test_the_trainer_of_this_repository_takes_an_edit(
     assert done["changed"] == ["training/pretrain.py"]
     say(f"from the saved file of the trainer to step {done['step']}: {done['seconds']:.1f} s")
     assert done["step"] > 40
-    kube.wait(
-        "the edited line", lambda: "edited trainer" in job.log(0) and "edited trainer" in job.log(1), 60
-    )
+    kube.wait("the edited line", lambda: "edited trainer" in job.log(0) and "edited trainer" in job.log(1), 60)
     assert "each rank imports for itself" not in job.logs()
     assert job.identity() == before
 

@@ -44,9 +44,7 @@ def nodes_for(cells: Sequence[Manifests]) -> list[Object]:
 
 
 @pytest.fixture(scope="module")
-def placed(
-    kube: Kube, fake: None, cells: list[Manifests], rendered: dict[str, str]
-) -> Iterator[list[Object]]:
+def placed(kube: Kube, fake: None, cells: list[Manifests], rendered: dict[str, str]) -> Iterator[list[Object]]:
     """Every cell's pods, all cells at once, on exactly the nodes that they need."""
     accelerated = [cell for cell in cells if wanted_type(cell.job()) != CPU_NODE]
     kube.make_namespace(NAMESPACE, enforce="restricted")
@@ -60,9 +58,7 @@ def placed(
         lambda: sum(pod["status"]["phase"] == "Running" for pod in kube.list("pods", NAMESPACE)) == expected,
         SECONDS,
     )
-    print(
-        f"{len(accelerated)} cells, {expected} pods: placed and running {seconds:.1f} s after the last apply"
-    )
+    print(f"{len(accelerated)} cells, {expected} pods: placed and running {seconds:.1f} s after the last apply")
     yield kube.list("pods", NAMESPACE)
     kube.delete_namespace(NAMESPACE)
     kube.call("delete", "pv", f"{NAMESPACE}-trainyard", "--wait=false")
@@ -104,9 +100,7 @@ def test_one_more_pod_than_fits_waits(kube: Kube, cells: list[Manifests], placed
         assert devices & short, f"{name_of(pod)}: {waiting[name_of(pod)]}"
 
 
-def test_a_pod_of_another_kind_of_machine_waits(
-    kube: Kube, cells: list[Manifests], placed: list[Object]
-) -> None:
+def test_a_pod_of_another_kind_of_machine_waits(kube: Kube, cells: list[Manifests], placed: list[Object]) -> None:
     """Control: a free node of the wrong type is not used."""
     kube.put([fake_node(instance("g5.48xlarge"), "free-g5", {INSTANCE_TYPE: "g5.elsewhere"})], NAMESPACE)
     pod = _copy(next(cell for cell in cells if wanted_type(cell.job()) == "g5.48xlarge"), "control")

@@ -51,9 +51,7 @@ def test_512_gpus_hold_one_large_job_and_a_queue_of_others(
     selector = "training.kubeflow.org/job-name=one-more"
     kube.wait("the next job's pods", lambda: len(kube.list("pods", namespace, selector)) == 8, 60)
     kube.wait("its verdict", lambda: f"Insufficient {NVIDIA}" in _verdict(kube, namespace, selector), 60)
-    taken = [
-        pod["spec"].get("nodeName") for pod in kube.list("pods", namespace) if pod["spec"].get("nodeName")
-    ]
+    taken = [pod["spec"].get("nodeName") for pod in kube.list("pods", namespace) if pod["spec"].get("nodeName")]
     assert len(taken) == len(set(taken)) == MACHINES
     megabytes = {one.name: _resident(one.pid) for one in control_plane.sandbox.processes}
     say("resident MB: " + ", ".join(f"{name} {size:.0f}" for name, size in sorted(megabytes.items())))
@@ -78,7 +76,6 @@ def _verdict(kube: Kube, namespace: str, selector: str) -> str:
 def _resident(pid: int) -> float:
     """Return the resident memory of a process and those below it, in MB."""
     pages = (
-        int(Path(f"/proc/{one}/statm").read_text(encoding="utf-8").split()[1])
-        for one in processes.descendants([pid])
+        int(Path(f"/proc/{one}/statm").read_text(encoding="utf-8").split()[1]) for one in processes.descendants([pid])
     )
     return sum(pages) * 4096 / 1e6

@@ -60,9 +60,7 @@ def web(control_plane: ControlPlane, nodes: Nodes) -> Web:
     python = ["env", f"PYTHONPATH={repo.root()}", "AWS_ACCESS_KEY_ID=x", "AWS_SECRET_ACCESS_KEY=x"]
     python += ["AWS_DEFAULT_REGION=us-east-1", sys.executable]
     pause = "0.3"  # seconds for each 64 KiB
-    slow = sandbox.start(
-        "web", [*python, "-m", "tests.parts.webserver", root, BRIDGE_ADDRESS, str(WEB), pause]
-    )
+    slow = sandbox.start("web", [*python, "-m", "tests.parts.webserver", root, BRIDGE_ADDRESS, str(WEB), pause])
     s3 = sandbox.start("s3", [*python, "-m", "moto.server", "-H", BRIDGE_ADDRESS, "-p", str(S3)])
     fill = (
         f"import boto3; s3 = boto3.client('s3', endpoint_url='http://{BRIDGE_ADDRESS}:{S3}');"
@@ -136,9 +134,7 @@ def test_a_directory_of_this_machine_is_sent(kube: Kube, web: Web, team: Team, t
     assert (copied["files"], files(team.volume / "text/copy")) == (1, files(source / "deep"))
 
 
-def test_a_killed_pod_continues_and_an_archive_is_unpacked(
-    kube: Kube, web: Web, team: Team, tmp_path: Path
-) -> None:
+def test_a_killed_pod_continues_and_an_archive_is_unpacked(kube: Kube, web: Web, team: Team, tmp_path: Path) -> None:
     with tarfile.open(web.root / "shards.tar", "w") as archive:
         entry = tarfile.TarInfo("shards/part.hdf5")
         entry.size = len(LARGE)
@@ -197,9 +193,7 @@ def test_s3_and_a_gated_model_come_by_the_pod(
 
 
 @pytest.mark.cluster_all
-def test_a_volume_that_is_too_small_is_refused(
-    kube: Kube, nodes: Nodes, web: Web, team: Team, tmp_path: Path
-) -> None:
+def test_a_volume_that_is_too_small_is_refused(kube: Kube, nodes: Nodes, web: Web, team: Team, tmp_path: Path) -> None:
     for node in nodes.nodes:
         small = "mkdir -p /run/small && mount -t tmpfs -o size=1m,mode=1777 tmpfs /run/small"
         subprocess.run([*node.enter(), "sh", "-c", small], check=True)

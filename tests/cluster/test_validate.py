@@ -117,9 +117,7 @@ def finding(answer: Any, name: str) -> Any:
     return next(one for one in answer["findings"] if one["name"] == name)
 
 
-def test_an_empty_cluster_is_fixed_as_far_as_it_can_be_from_here(
-    plane: ControlPlane, yard: Callable[..., Any]
-) -> None:
+def test_an_empty_cluster_is_fixed_as_far_as_it_can_be_from_here(plane: ControlPlane, yard: Callable[..., Any]) -> None:
     """The namespace gets base/plugins/namespace and the driver is changed. The claim stays."""
     code, before = yard("validate", CLUSTER)
     assert code == 1
@@ -199,9 +197,7 @@ def test_dns_that_is_bad_is_found(plane: ControlPlane, yard: Callable[..., Any])
     assert levels(yard("validate", CLUSTER)[1])["dns"] == "PASS"
 
 
-def test_a_webhook_that_is_down_is_waited_for_and_then_said(
-    plane: ControlPlane, yard: Callable[..., Any]
-) -> None:
+def test_a_webhook_that_is_down_is_waited_for_and_then_said(plane: ControlPlane, yard: Callable[..., Any]) -> None:
     """The API server's own words. When it is up again, the same command passes."""
     plane.process("training-operator").kill()
     code, answer = yard("validate", CLUSTER)

@@ -57,17 +57,13 @@ AFTER = {"a password in an address": "@db7.prod.internal/x"}
 
 @pytest.mark.parametrize(("kind", "before", "value"), SAMPLES, ids=lambda text: str(text)[:30].strip())
 @pytest.mark.parametrize("examples", [True, False])
-def test_a_secret_is_found_with_its_span_and_masked(
-    kind: str, before: str, value: str, examples: bool
-) -> None:
+def test_a_secret_is_found_with_its_span_and_masked(kind: str, before: str, value: str, examples: bool) -> None:
     text = f"first line\n{before}{value}{AFTER.get(kind, '')}\nlast line"
     (secret,) = find(text, examples)
     assert (secret.kind, text[secret.start : secret.end]) == (kind, value)
     masked = mask(text)
     assert value not in masked
-    assert masked.replace('"', "") == f"first line\n{before}***{AFTER.get(kind, '')}\nlast line".replace(
-        '"', ""
-    )
+    assert masked.replace('"', "") == f"first line\n{before}***{AFTER.get(kind, '')}\nlast line".replace('"', "")
 
 
 def test_every_shape_has_a_sample() -> None:

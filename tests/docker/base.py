@@ -45,9 +45,7 @@ def ensure(packages: Packages) -> Path:
         variables = {**packages.environment, "DEBOOTSTRAP_DIR": scripts}
         variables.pop("LD_LIBRARY_PATH")  # the chroot has its own libraries
         with (work / "log").open("wb") as log:
-            done = subprocess.run(
-                command, env=variables, stdout=log, stderr=log, timeout=SECONDS, check=False
-            )
+            done = subprocess.run(command, env=variables, stdout=log, stderr=log, timeout=SECONDS, check=False)
         if done.returncode != 0:
             tail = (work / "log").read_text(errors="replace")[-600:]
             raise CannotStart(f"debootstrap failed:\n{tail}")

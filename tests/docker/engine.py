@@ -43,9 +43,7 @@ class Harness:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         if not is_root():
-            raise CannotStart(
-                "a private dockerd needs namespaces, overlay mounts and control groups: run as root"
-            )
+            raise CannotStart("a private dockerd needs namespaces, overlay mounts and control groups: run as root")
         self.packages = packages.ensure(say)
         self.archive = base.ensure(self.packages)
         self.sandbox = Sandbox()
@@ -177,9 +175,7 @@ class Harness:
         bundle = next((os.environ[name] for name in CERTIFICATES if os.environ.get(name)), None)
         (here / "ca.crt").write_bytes(Path(bundle or "/etc/ssl/certs/ca-certificates.crt").read_bytes())
         index = os.environ.get("PIP_INDEX_URL")
-        (here / "pip.conf").write_text(
-            "[global]\ntimeout = 120\n" + (f"index-url = {index}\n" if index else "")
-        )
+        (here / "pip.conf").write_text("[global]\ntimeout = 120\n" + (f"index-url = {index}\n" if index else ""))
         (here / "Dockerfile").write_text(
             f"FROM {raw}\nCOPY ca.crt /etc/ssl/certs/ca-certificates.crt\nCOPY pip.conf /etc/pip.conf\n"
         )
@@ -235,9 +231,7 @@ class Harness:
         root, address = self.sandbox.root, self.sandbox.root / f"{name}-containerd.sock"
         if any(one.name == f"{name}-containerd" and one.alive() for one in self.sandbox.processes):
             return address
-        (root / f"{name}-containerd.toml").write_text(
-            'version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
-        )
+        (root / f"{name}-containerd.toml").write_text('version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n')
         words: list[str | Path] = ["containerd", "--config", root / f"{name}-containerd.toml"]
         words += ["--address", address, "--root", data / "containerd", "--state", root / f"{name}-containerd"]
         process = self.sandbox.start(f"{name}-containerd", words, self.environment)

@@ -93,18 +93,14 @@ def test_a_failed_build_has_one_cause_and_no_record(
     assert not (engine.tree / "local/images/small.json").exists()
 
 
-def test_a_secret_as_argument_is_refused_because_the_history_would_show_it(
-    engine: Harness, small: Make
-) -> None:
+def test_a_secret_as_argument_is_refused_because_the_history_would_show_it(engine: Harness, small: Make) -> None:
     """Control: docker accepts it, and shows it in the history."""
     directory = small("ARG HF_TOKEN\nRUN true\n")
     done = engine.yard("build", str(directory), "--build-arg", "HF_TOKEN=hf_secretsecretsecretsecret")
     assert done.returncode == 2
     assert "would stay in the image's history" in done.stderr
     assert "hf_secret" not in done.stderr + done.stdout
-    engine.docker(
-        "build", "-q", "-t", "control", "--build-arg", "HF_TOKEN=hf_secretsecretsecretsecret", str(directory)
-    )
+    engine.docker("build", "-q", "-t", "control", "--build-arg", "HF_TOKEN=hf_secretsecretsecretsecret", str(directory))
     assert "hf_secretsecretsecretsecret" in engine.docker("history", "--no-trunc", "control")
 
 
@@ -203,9 +199,7 @@ def test_a_repository_of_ecr_is_created_and_pushed_to(engine: Harness, small: Ma
     assert done.returncode == 0, done.stderr
     assert "created the repository team/small in us-east-1" in done.stderr
     digest = json.loads(done.stdout)["digest"]
-    status, headers = engine.get(
-        "/v2/team/small/manifests/1", "HEAD", ECR, "https", login=":".join(ECR_LOGIN)
-    )
+    status, headers = engine.get("/v2/team/small/manifests/1", "HEAD", ECR, "https", login=":".join(ECR_LOGIN))
     assert (status, headers["docker-content-digest"]) == (200, digest)
     code = "import boto3; print(boto3.client('ecr', 'us-east-1').describe_repositories()['repositories'])"
     said = python(engine, code, **aws)
@@ -235,9 +229,7 @@ def test_a_context_of_10_gib_is_not_sent(engine: Harness, small: Make) -> None:
     built(engine, directory)
 
 
-def test_fix_builds_a_repaired_copy_and_push_needs_passed_tests(
-    engine: Harness, small: Make, registry: str
-) -> None:
+def test_fix_builds_a_repaired_copy_and_push_needs_passed_tests(engine: Harness, small: Make, registry: str) -> None:
     """A missing module is repaired in the copy only. Without --fix nothing is pushed."""
     directory = small()
     text = (directory / "Dockerfile").read_text()
@@ -310,16 +302,12 @@ def test_a_missing_module_fails_the_test(engine: Harness, small: Make) -> None:
     assert "yaml: ModuleNotFoundError" in done.stdout
     assert engine.yard("test", name, "--level", "quick", "--module", "json").returncode == 0
     text = (directory / "Dockerfile").read_text()
-    (directory / "Dockerfile").write_text(
-        text.replace("USER", "RUN pip install --no-cache-dir six==1.17.0\nUSER")
-    )
+    (directory / "Dockerfile").write_text(text.replace("USER", "RUN pip install --no-cache-dir six==1.17.0\nUSER"))
     done = engine.yard("fix", str(directory), "--image", name, "--module", "yaml")
     assert "six==1.17.0 pyyaml==" in done.stdout, done.stderr
 
 
-def test_an_overlay_is_one_layer_by_its_content(
-    engine: Harness, small: Make, registry: str, tmp_path: Path
-) -> None:
+def test_an_overlay_is_one_layer_by_its_content(engine: Harness, small: Make, registry: str, tmp_path: Path) -> None:
     """A changed tree is another image, an equal one the same. .dockerignore excludes files."""
     name = f"{registry}/team/below:1"
     built(engine, small("WORKDIR /app\n"), "--repository", f"{registry}/team/below")
@@ -340,8 +328,7 @@ def test_an_overlay_is_one_layer_by_its_content(
     assert [one["built"] for one in said] == [True, False]
     assert said[0]["id"] == said[1]["id"]
     layers = [
-        json.loads(engine.docker("image", "inspect", one))[0]["RootFS"]["Layers"]
-        for one in (name, said[0]["name"])
+        json.loads(engine.docker("image", "inspect", one))[0]["RootFS"]["Layers"] for one in (name, said[0]["name"])
     ]
     assert layers[1][:-1] == layers[0]
     assert engine.docker("run", "--rm", said[0]["name"]).strip() == "mine"

@@ -58,9 +58,7 @@ def test_a_killed_training_continues_with_the_same_losses(engine: Harness, train
     assert engine.docker("volume", "ls", "--quiet", "--filter", "name=yard-test").strip() == ""
 
 
-def test_a_change_of_the_code_builds_one_layer(
-    engine: Harness, trainer: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_change_of_the_code_builds_one_layer(engine: Harness, trainer: dict[str, Any], tmp_path: Path) -> None:
     shutil.copytree(engine.tree / "training", tmp_path / "training")
     for name in ("requirements.lock", ".dockerignore", "images"):
         source = engine.tree / name
@@ -72,8 +70,7 @@ def test_a_change_of_the_code_builds_one_layer(
     done = engine.yard("build", str(tmp_path / "images/trainer-cpu"), *words)
     assert done.returncode == 0, done.stderr[-2000:]
     there = (
-        json.loads(engine.docker("image", "inspect", one))[0]
-        for one in (json.loads(done.stdout)["id"], trainer["id"])
+        json.loads(engine.docker("image", "inspect", one))[0] for one in (json.loads(done.stdout)["id"], trainer["id"])
     )
     layers = [one["RootFS"]["Layers"] for one in there]
     assert layers[0][:-1] == layers[1][:-1]

@@ -97,9 +97,7 @@ class Fleet:
         self.start()
 
     def start(self) -> Process:
-        environment = {
-            name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")
-        }
+        environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         environment |= {"RUNTIME_NAMESPACE": NAMESPACE, "KUBECONFIG": str(self.kube.kubeconfig)}
         program = self.parts.program("kustomize-controller")
         process = self.plane.sandbox.start("kustomize-controller", [program, *FLAGS], environment)

@@ -28,9 +28,7 @@ def test_cpu_demo_is_up_and_the_platform_came_before_the_runs(world: World) -> N
 
 
 @pytest.mark.parametrize("name", ["gpu", "gpu-hyperpod", "trn1"])
-def test_every_kustomization_is_ready(
-    name: str, start: Callable[[Path], Fleet], clone: Callable[[], Path]
-) -> None:
+def test_every_kustomization_is_ready(name: str, start: Callable[[Path], Fleet], clone: Callable[[], Path]) -> None:
     root = clone()
     fleet = start(root)
     try:

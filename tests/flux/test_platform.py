@@ -109,33 +109,25 @@ def test_prune_removes_only_what_left_git(world: World) -> None:
         ("plugins/bad.yaml", "apiVersion: v1\nkind: ConfigMapp\nmetadata: {name: bad}\n", "ConfigMapp"),
     ],
 )
-def test_a_broken_commit_stops_nothing_and_is_reported(
-    world: World, file: str, text: str, message: str
-) -> None:
+def test_a_broken_commit_stops_nothing_and_is_reported(world: World, file: str, text: str, message: str) -> None:
     operator = _get(world, *OPERATOR)["metadata"]
     (world.cluster / file).write_text(text, encoding="utf-8")
     if file == "plugins/bad.yaml":
         kustomization = world.cluster / "plugins/kustomization.yaml"
-        kustomization.write_text(
-            kustomization.read_text(encoding="utf-8") + "  - bad.yaml\n", encoding="utf-8"
-        )
+        kustomization.write_text(kustomization.read_text(encoding="utf-8") + "  - bad.yaml\n", encoding="utf-8")
     world.push("broken")
     assert message in world.fleet.wait_failed("plugins")
     now = _get(world, *OPERATOR)["metadata"]
     assert (now["uid"], now["generation"]) == (operator["uid"], operator["generation"])
     assert condition(world.job(FIRST), "Running") is not None
-    world.fleet.wait(
-        "the runs to wait", lambda: said(world.fleet.get("runs"))["reason"] == "DependencyNotReady"
-    )
+    world.fleet.wait("the runs to wait", lambda: said(world.fleet.get("runs"))["reason"] == "DependencyNotReady")
 
 
 def test_a_missing_fact_stops_the_platform(world: World) -> None:
     """Flux is strict, and so is our check before the push."""
     facts = world.cluster / "cluster.env"
     text = facts.read_text(encoding="utf-8")
-    without = "".join(
-        line for line in text.splitlines(keepends=True) if not line.startswith("FSX_SUBNET_ID=")
-    )
+    without = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("FSX_SUBNET_ID="))
     facts.write_text(without, encoding="utf-8")
     world.push("no subnet")
     assert "FSX_SUBNET_ID" in world.fleet.wait_failed("storage")
@@ -166,9 +158,7 @@ def test_a_secret_is_only_decrypted_with_spec_decryption(world: World) -> None:
         path.write_text(SECRET.format(name=f"token-{part}"), encoding="utf-8")
         _encrypt(world, path, recipient)
         kustomization = world.cluster / part / "kustomization.yaml"
-        kustomization.write_text(
-            kustomization.read_text(encoding="utf-8") + "  - token.yaml\n", encoding="utf-8"
-        )
+        kustomization.write_text(kustomization.read_text(encoding="utf-8") + "  - token.yaml\n", encoding="utf-8")
     with (world.cluster / "kustomization.yaml").open("a", encoding="utf-8") as file:
         file.write(DECRYPTION)
     renderer = kustomize.ensure(repo.root(), print)

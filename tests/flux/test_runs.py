@@ -82,9 +82,7 @@ def test_a_run_is_created_once(world: World, renderer: Renderer) -> None:
     world.push("a changed cell")
     same()
     pod = world.pods(job)[0]
-    world.fleet.kube.run(
-        "delete", "pod", pod["metadata"]["name"], "-n", pod["metadata"]["namespace"], "--now"
-    )
+    world.fleet.kube.run("delete", "pod", pod["metadata"]["name"], "-n", pod["metadata"]["namespace"], "--now")
     world.fleet.wait("another pod", lambda: _is_replaced(world, job, pod))
     same()
     world.fleet.restart()
@@ -114,9 +112,7 @@ def test_an_edited_run_keeps_its_job_and_fails_the_check(world: World, renderer:
     later = world.push("a changed model")
     text = path.read_text(encoding="utf-8")
     path.write_text(re.sub(r'commit: "[0-9a-f]{40}"', f'commit: "{later}"', text), encoding="utf-8")
-    refused = [
-        one for one in check.check(world.root, world.cluster, renderer, None) if one.state is State.FAIL
-    ]
+    refused = [one for one in check.check(world.root, world.cluster, renderer, None) if one.state is State.FAIL]
     assert [one.details["rule"] for one in refused] == ["run-edited"]
     world.push("edited nevertheless")
     world.fleet.wait_ready(name, later)
@@ -138,9 +134,7 @@ def _config_maps(job: Object) -> list[str]:
     return [source["configMap"]["name"] for source in config]
 
 
-def test_a_job_deleted_by_hand_comes_back_and_a_removed_run_is_deleted(
-    world: World, renderer: Renderer
-) -> None:
+def test_a_job_deleted_by_hand_comes_back_and_a_removed_run_is_deleted(world: World, renderer: Renderer) -> None:
     """A finished job that is deleted would run again, so a run is removed with its file."""
     name = world.add_run(renderer, "gone")
     job = world.running(name)

@@ -60,9 +60,7 @@ class World:
     name: str
     operator_runs: bool = False
     has_kueue: bool = False
-    before_platform: set[str] = field(
-        default_factory=set
-    )  # Kustomizations that existed before `plugins` was Ready
+    before_platform: set[str] = field(default_factory=set)  # Kustomizations that existed before `plugins` was Ready
     runs_said: set[str] = field(default_factory=set)  # the reasons of `runs` until then
 
     @property
@@ -84,9 +82,7 @@ class World:
         states = {item["metadata"]["name"]: said(item).get("status") for item in found}
         if states.get("plugins") != "True":
             self.before_platform |= set(states)
-            self.runs_said |= {
-                str(said(item).get("reason")) for item in found if item["metadata"]["name"] == "runs"
-            }
+            self.runs_said |= {str(said(item).get("reason")) for item in found if item["metadata"]["name"] == "runs"}
         if not self.operator_runs and self._has_operator_manifests():
             self._run_operator()
         self.play()

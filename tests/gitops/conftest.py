@@ -40,9 +40,7 @@ class Team:
 
     def git(self, *words: str) -> str:
         who = ["-c", "user.name=test", "-c", "user.email=test@example.com", "-c", "commit.gpgsign=false"]
-        done = subprocess.run(
-            ["git", *who, *words], cwd=self.root, capture_output=True, text=True, check=True
-        )
+        done = subprocess.run(["git", *who, *words], cwd=self.root, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
     def commit(self, message: str = "change") -> str:

@@ -91,9 +91,7 @@ def test_the_paths_follow_the_sync_that_flux_bootstrap_writes(tmp_path: Path) ->
     (sync / "gotk-sync.yaml").write_text(text.replace("/NAME ", "/other "), encoding="utf-8")
     (sync / "kustomization.yaml").write_text("resources: [gotk-sync.yaml]\n", encoding="utf-8")
     objects = parse(_renderer().build(tmp_path / "clusters/gpu"), "gpu").objects
-    paths = {
-        item["metadata"]["name"]: item["spec"]["path"] for item in objects if "path" in item.get("spec", {})
-    }
+    paths = {item["metadata"]["name"]: item["spec"]["path"] for item in objects if "path" in item.get("spec", {})}
     parts = {name: f"./clusters/other/{name}" for name in (*platform.PARTS, "runs")}
     assert paths == {SYNC: "./clusters/other", **parts}
 
@@ -128,8 +126,6 @@ def test_objects_fit_flux_s_types(built: dict[str, list[Object]]) -> None:
             if item["kind"] in schemas:
                 faults = list(Draft202012Validator(schemas[item["kind"]]).iter_errors(item["spec"]))
                 assert faults == [], item["metadata"]["name"]
-                assert list(
-                    Draft202012Validator(schemas[item["kind"]]).iter_errors({**item["spec"], "waitt": True})
-                )
+                assert list(Draft202012Validator(schemas[item["kind"]]).iter_errors({**item["spec"], "waitt": True}))
                 checked += 1
     assert checked >= 4 * len(NAMES)

@@ -179,9 +179,7 @@ def test_a_name_is_used_once_even_when_its_file_is_gone(team: Team) -> None:
 def test_nothing_is_written_when_preflight_fails(
     team: Team, edit: Edit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    edit(
-        team.root / "base/pytorchjob/pytorchjob.yaml", "restartPolicy: OnFailure", "restartPolicy: Sometimes"
-    )
+    edit(team.root / "base/pytorchjob/pytorchjob.yaml", "restartPolicy: OnFailure", "restartPolicy: Sometimes")
     team.commit("broken")
     monkeypatch.setattr(repo, "root", lambda: team.root)
     code = yard(["cluster", "run", "new", CELL, "--cluster", CLUSTER, "--image", IMAGE])
@@ -266,9 +264,7 @@ def test_what_flux_created_is_shown_from_git(team: Team, monkeypatch: pytest.Mon
     """By the run's label on the job. A job of another name or namespace is not taken for it."""
     monkeypatch.setattr(repo, "root", lambda: team.root)
     settings = ("train.learning_rate=1e-4",)
-    made = new_run.make(
-        team.root, Wanted(CELL, CLUSTER, knobs=Knobs(image=IMAGE, settings=settings)), team.renderer
-    )
+    made = new_run.make(team.root, Wanted(CELL, CLUSTER, knobs=Knobs(image=IMAGE, settings=settings)), team.renderer)
     new_run.write(made)
     rendered = render(team.root, made.run, team.renderer)
     item = rendered.job()

@@ -78,9 +78,7 @@ def test_a_secret_that_flux_would_not_decrypt_is_refused(team: Team, edit: Edit)
     place(team, ENCRYPTED)
     (found,) = found_in(team)
     assert "would apply the ciphertext" in found.summary
-    assert found.evidence == [
-        "Kustomization storage (clusters/cpu-demo/kustomization.yaml) has no spec.decryption"
-    ]
+    assert found.evidence == ["Kustomization storage (clusters/cpu-demo/kustomization.yaml) has no spec.decryption"]
     with (team.cluster / "kustomization.yaml").open("a", encoding="utf-8") as file:
         file.write(DECRYPTION)
     assert found_in(team) == []

@@ -299,9 +299,7 @@ def test_a_checkout_without_write_permission_is_one_error(checkout: Checkout) ->
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     checkout.root.chmod(0o755)
     assert done.returncode == 1
-    assert re.fullmatch(
-        r"error: set-up failed: .*\.cache'\n  hint: check that you can write .*\n", done.stderr
-    )
+    assert re.fullmatch(r"error: set-up failed: .*\.cache'\n  hint: check that you can write .*\n", done.stderr)
 
 
 @pytest.mark.parametrize(

@@ -128,9 +128,7 @@ def test_the_tests_in_the_tables_run_what_they_say() -> None:
         text = (ROOT / name).read_text(encoding="utf-8")
         for line in lines:
             command = re.search(r"yard (?:job |image |cluster )?([a-z-]+)", line)
-            assert command is None or command[1].replace("-", "_") in text.replace("-", "_"), (
-                f"{name}: {line}"
-            )
+            assert command is None or command[1].replace("-", "_") in text.replace("-", "_"), f"{name}: {line}"
 
 
 def _parse(words: list[str]) -> None:
@@ -211,9 +209,7 @@ def test_every_command_and_option_named_in_a_sentence_exists() -> None:
 def _strings(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the texts of a module with their lines; what an f-string fills in is X."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    parts = {
-        id(value) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for value in ast.walk(node)
-    }
+    parts = {id(value) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for value in ast.walk(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             values = [str(value.value) if isinstance(value, ast.Constant) else "X" for value in node.values]
@@ -230,9 +226,7 @@ def test_messages_name_commands_options_and_pages_that_exist() -> None:
             where = f"{path.relative_to(ROOT)}:{number}"
             for mark, line in re.findall(r"(^|  |`|/)(yard [a-z][^`'\";:,()\n]*)", text, re.MULTILINE):
                 wrong += [f"{where}: {mark}{line}: {name}" for name in _unknown(line)]
-            for page, anchor in re.findall(
-                r"\b((?:docs|base|overlays|clusters)/[\w/-]+\.md)(?:#([\w-]+))?", text
-            ):
+            for page, anchor in re.findall(r"\b((?:docs|base|overlays|clusters)/[\w/-]+\.md)(?:#([\w-]+))?", text):
                 there = (ROOT / page).read_text(encoding="utf-8") if (ROOT / page).is_file() else None
                 if there is None or (anchor and anchor not in generate.anchors(there)):
                     wrong.append(f"{where}: {page}#{anchor}")
@@ -289,9 +283,7 @@ def test_the_manifest_of_a_page_passes_preflight(tmp_path: Path, capsys: pytest.
 
 
 def test_charts_are_installed_in_the_version_of_the_plugin() -> None:
-    installed = re.findall(
-        r"helm install ([\w-]+) .*--version (\S+)", "\n".join(c.line for c in printed.printed())
-    )
+    installed = re.findall(r"helm install ([\w-]+) .*--version (\S+)", "\n".join(c.line for c in printed.printed()))
     folders = {"aws-mountpoint-s3-csi-driver": "s3-csi"}
     assert len(installed) == 4
     for chart, version in installed:

@@ -81,9 +81,7 @@ def test_every_platform_gets_what_was_asked_for(lock: str, system: str, machine:
     pins: dict[str, list[str]] = {}
     for requirement, _ in locked(lock):
         if requirement.marker is None or requirement.marker.evaluate(environment):
-            pins.setdefault(canonicalize_name(requirement.name), []).append(
-                next(iter(requirement.specifier)).version
-            )
+            pins.setdefault(canonicalize_name(requirement.name), []).append(next(iter(requirement.specifier)).version)
     assert {name: versions for name, versions in pins.items() if len(versions) > 1} == {}
     for wanted in direct(lock):
         versions = pins.get(canonicalize_name(wanted.name), [])
@@ -105,9 +103,7 @@ def test_the_users_lock_holds_all_that_tools_and_training_import() -> None:
     users = {canonicalize_name(requirement.name) for requirement, _ in locked("requirements.lock")}
     provided = packages_distributions()
     missing = {
-        module
-        for module in foreign
-        if not {canonicalize_name(name) for name in provided.get(module, [module])} & users
+        module for module in foreign if not {canonicalize_name(name) for name in provided.get(module, [module])} & users
     }
     assert missing == set()
 

@@ -37,10 +37,7 @@ def dangerous(tree: ast.AST) -> Iterator[str]:
         given = {one.arg: ast.unparse(one.value) for one in node.keywords}
         if called in CALLS and not (called == "torch.load" and given.get("weights_only") == "True"):
             yield called
-        if (
-            given.get("allow_pickle", "False") != "False"
-            or given.get("trust_remote_code", "False") != "False"
-        ):
+        if given.get("allow_pickle", "False") != "False" or given.get("trust_remote_code", "False") != "False":
             yield f"{called} with allow_pickle or trust_remote_code"
         if called in ("yaml.load", "yaml.load_all") and len(node.args) + len(node.keywords) > 1:
             loader = given.get("Loader") or ast.unparse(node.args[1])

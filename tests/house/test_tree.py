@@ -72,9 +72,7 @@ def integration(make: Path, script: str, **environment: str) -> subprocess.Compl
     make.chmod(0o755)
     path = {"PATH": f"{make.parent}:{os.environ['PATH']}"}
     where, command = make.parents[1], ["bash", ".ci/run"]
-    return subprocess.run(
-        command, cwd=where, env=path | environment, capture_output=True, text=True, timeout=60
-    )
+    return subprocess.run(command, cwd=where, env=path | environment, capture_output=True, text=True, timeout=60)
 
 
 def test_continuous_integration_runs_each_target_once_in_a_clean_environment(make: Path) -> None:

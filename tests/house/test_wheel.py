@@ -30,11 +30,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_holds_one_package_with_every_file_that_git_tracks(wheel: Path) -> None:
     """Data files were once left out, and every command of an installed wheel ended in a traceback."""
-    names = [
-        name
-        for name in zipfile.ZipFile(wheel).namelist()
-        if not re.match(r"trainyard-[^/]+\.dist-info/", name)
-    ]
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if not re.match(r"trainyard-[^/]+\.dist-info/", name)]
     assert {name.partition("/")[0] for name in names} == {"trainyard"}
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *SHIPPED]
     tracked = subprocess.run(listed, cwd=repo.root(), check=True, capture_output=True, text=True).stdout

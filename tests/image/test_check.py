@@ -86,9 +86,7 @@ def test_every_rule_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["name"]))
-def test_a_case_has_at_most_one_finding_and_a_second_fix_changes_nothing(
-    case: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_case_has_at_most_one_finding_and_a_second_fix_changes_nothing(case: dict[str, Any], tmp_path: Path) -> None:
     for name, text in {"train.py": "", **case.get("files", {}), "Dockerfile": case["dockerfile"]}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -233,9 +231,7 @@ def test_driver_machine_and_build_arguments_decide(
         ("FROM a\nRUN <<EOF\ntrue\n", "is not closed"),
     ],
 )
-def test_other_text_is_one_error(
-    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_text_is_one_error(tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "Dockerfile").write_text(text)
     assert invoke(["image", "check", str(tmp_path)]) == 2
     said = capsys.readouterr()
@@ -313,14 +309,10 @@ def test_a_missing_file_is_one_finding_and_a_wildcard_only_a_warning(tmp_path: P
         (State.FAIL, f"a.py, b.py, c.py, other/d.py are not in the context {tmp_path.name}/", 3),
         (State.WARN, f"none*.py is not in the context {tmp_path.name}/", 1),
     ]
-    assert [one.summary for one in behind] == [
-        "other/d.py is behind a link, which is sent without its target"
-    ]
+    assert [one.summary for one in behind] == ["other/d.py is behind a link, which is sent without its target"]
 
 
-def test_the_context_is_the_directory_with_the_sources(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_context_is_the_directory_with_the_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Only up to that of .git, and not if --context is given."""
     (tmp_path / "repo/.git").mkdir(parents=True)
     (tmp_path / "repo/docker").mkdir()

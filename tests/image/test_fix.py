@@ -112,9 +112,7 @@ def test_a_shell_form_keeps_what_it_does(before: str, after: str | None, tmp_pat
 )
 def test_a_base_is_changed_in_its_argument_or_in_from(before: str, line: str, tmp_path: Path) -> None:
     """If the system has no image with the wheel's CUDA, the next minor release is taken."""
-    (tmp_path / "Dockerfile").write_text(
-        f"{before}\nRUN pip install --no-cache-dir torch==2.6.0\nUSER 1000\n"
-    )
+    (tmp_path / "Dockerfile").write_text(f"{before}\nRUN pip install --no-cache-dir torch==2.6.0\nUSER 1000\n")
     fixed = fix(Target(tmp_path / "Dockerfile", tmp_path))
     assert [one[1:] for one in fixed.diff.splitlines() if re.match(r"\+(?!\+)", one)] == [line]
     assert {one.details["rule"] for one in fixed.left} <= {"advisory"}
@@ -148,9 +146,7 @@ def test_several_faults_are_repaired_and_a_second_run_changes_nothing(tmp_path: 
         "ENV HF_HOME=/cache/hf\nRUN pip install -r requirements.txt\nCMD python train.py --note 'a b'\n"
     )
     assert invoke(["image", "fix", str(tmp_path), "--write"]) == 0
-    assert (tmp_path / "requirements.txt").read_text() == (
-        "torch==2.10.0\ntorchvision==0.25.0\nnumpy==2.3.0\nrich\n"
-    )
+    assert (tmp_path / "requirements.txt").read_text() == ("torch==2.10.0\ntorchvision==0.25.0\nnumpy==2.3.0\nrich\n")
     assert (tmp_path / "Dockerfile").read_text().splitlines() == [
         "FROM nvidia/cuda:12.8.1-cudnn-devel-ubuntu24.04",
         "RUN apt-get update && apt-get install -y python3-pip \\",
@@ -207,9 +203,7 @@ def test_an_image_that_may_need_root_keeps_it(lines: str, reason: str, tmp_path:
     assert reason in why
 
 
-@pytest.mark.parametrize(
-    "base", ["python:3.12-alpine", "scratch", "registry.example.com/team/base:1", "alpine:3.20"]
-)
+@pytest.mark.parametrize("base", ["python:3.12-alpine", "scratch", "registry.example.com/team/base:1", "alpine:3.20"])
 def test_a_base_that_may_have_no_useradd_keeps_its_user(base: str, tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text(f"FROM {base}\nWORKDIR /app\n")
     fixed = fix(Target(tmp_path / "Dockerfile", tmp_path))
@@ -229,9 +223,7 @@ def test_a_base_that_may_have_no_useradd_keeps_its_user(base: str, tmp_path: Pat
         ("RUN pip --quiet install rich==14.0.0", "its options behind it"),
     ],
 )
-def test_a_cache_stays_where_its_removal_could_break_the_build(
-    lines: str, reason: str, tmp_path: Path
-) -> None:
+def test_a_cache_stays_where_its_removal_could_break_the_build(lines: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text(f"FROM python:3.12\n{lines}\nUSER 1000\n")
     fixed = fix(Target(tmp_path / "Dockerfile", tmp_path))
     assert fixed.diff == ""
@@ -256,9 +248,7 @@ def test_a_first_process_is_left_where_the_exec_form_does_something_else(
     assert reason in found["why_left"]
 
 
-TEXT = (
-    "FROM ubuntu:24.04\nRUN apt-get update && \\\n# for pip\n    apt-get install -y git\n\n# the end\nCMD a b"
-)
+TEXT = "FROM ubuntu:24.04\nRUN apt-get update && \\\n# for pip\n    apt-get install -y git\n\n# the end\nCMD a b"
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -295,9 +285,7 @@ def test_git_applies_the_printed_diff(
 def test_a_missing_package_is_installed_with_the_version_of_the_lock(tmp_path: Path) -> None:
     text = "FROM python:3.12\nRUN pip install --no-cache-dir \\\n      numpy==2.3.0\nUSER 1000\n"
     (tmp_path / "Dockerfile").write_text(text)
-    fixed = fix(
-        Target(tmp_path / "Dockerfile", tmp_path), missing=("datasets", "yaml", "requests", "no_such_module")
-    )
+    fixed = fix(Target(tmp_path / "Dockerfile", tmp_path), missing=("datasets", "yaml", "requests", "no_such_module"))
     assert re.search(
         r"^\+      numpy==2.3.0 pyyaml==[\d.]+ datasets==[\d.]+$|^\+      numpy==2.3.0 .*==", fixed.diff, re.M
     )

@@ -97,9 +97,7 @@ def test_our_own_images_pass_and_have_one_user(name: str) -> None:
     assert not [one for one in result.notes if one.level in ("error", "warning")]
 
 
-@pytest.mark.parametrize(
-    "machine", ["g5.8xlarge", "p4d.24xlarge", "p5.48xlarge", "p5en.48xlarge", "g6e.48xlarge"]
-)
+@pytest.mark.parametrize("machine", ["g5.8xlarge", "p4d.24xlarge", "p5.48xlarge", "p5en.48xlarge", "g6e.48xlarge"])
 def test_the_cuda_image_runs_on_the_gpus_of_its_cells(machine: str) -> None:
     """A10G, A100, H100, H200 and L40S. Control: an older driver does not support its CUDA."""
     options = {"machine": instance(machine)}

@@ -113,9 +113,7 @@ def test_a_huge_context_is_refused_with_its_largest_parts(tmp_path: Path) -> Non
     with (tmp_path / "data/imagenet/train.bin").open("wb") as file:
         file.truncate(10 * context.GIB)
     (tmp_path / "train.py").write_text("1\n")
-    with pytest.raises(
-        UserError, match=r"10\.0 GiB in 2 files, and the limit is 2\.0 GiB: data/imagenet/ 10\.0 GiB"
-    ):
+    with pytest.raises(UserError, match=r"10\.0 GiB in 2 files, and the limit is 2\.0 GiB: data/imagenet/ 10\.0 GiB"):
         context.guard(tmp_path, dockerignore.Ignore())
     found = context.guard(tmp_path, dockerignore.parse("data\n"))
     assert (found.files, found.size) == (1, 2)
@@ -207,9 +205,7 @@ def test_an_ecr_repository_is_created_once_with_our_settings(aws: None) -> None:
 
 
 def test_another_accounts_repository_is_one_error(aws: None) -> None:
-    with pytest.raises(
-        UserError, match="belongs to account 123456789012, and the repository to 999999999999"
-    ):
+    with pytest.raises(UserError, match="belongs to account 123456789012, and the repository to 999999999999"):
         ecr.ensure(Session("us-east-1"), "999999999999", "team/train", print)
 
 
@@ -239,17 +235,13 @@ def test_a_refusal_of_aws_names_action_and_resource(
             stub.add_client_error("describe_repositories", "RepositoryNotFoundException")
         if operation == "get_authorization_token":
             stub.add_response("describe_repositories", {"repositories": [ecr.SETTINGS]})
-        stub.add_client_error(
-            operation, code or "AccessDeniedException", text if code else DENIED.format(action, text)
-        )
+        stub.add_client_error(operation, code or "AccessDeniedException", text if code else DENIED.format(action, text))
         with pytest.raises(AwsError, match=said) as caught:
             ecr.prepare(f"{ECR}/team/train", Engine("no-such-docker"), print)
     assert caught.value.code == 3
 
 
-@pytest.mark.parametrize(
-    "name", [ECR, f"{ECR[1:]}/team/train", "123456789012.dkr.ecr.amazonaws.com/team/train"]
-)
+@pytest.mark.parametrize("name", [ECR, f"{ECR[1:]}/team/train", "123456789012.dkr.ecr.amazonaws.com/team/train"])
 def test_an_invalid_name_of_ecr_is_an_error(name: str) -> None:
     """No name, an account of eleven digits, no region. Control: other registries pass."""
     with pytest.raises(UserError, match="is not the name of an ECR repository") as caught:

@@ -53,9 +53,7 @@ def build_request(tmp_path: Path) -> Request:
     (tmp_path / "run.sh").chmod(0o755)
     (tmp_path / ".dockerignore").write_text("data\n")
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY run.sh /\nUSER 1000\n")
-    return Request(
-        Target(tmp_path / "Dockerfile", tmp_path), (f"{REPOSITORY}:1",), {"NOTE": "two words; $HOME"}
-    )
+    return Request(Target(tmp_path / "Dockerfile", tmp_path), (f"{REPOSITORY}:1",), {"NOTE": "two words; $HOME"})
 
 
 @pytest.fixture
@@ -258,9 +256,7 @@ def test_the_command_builds_once_lists_its_resources_and_removes_them(
         assert json.loads(capsys.readouterr().out) == {"removed": []}
         words[words.index(REPOSITORY)] = REPOSITORY.replace(ACCOUNT, "999999999999")
         assert invoke([*words, "--cleanup"]) == 2
-        assert (
-            "belongs to account 123456789012, and the repository to 999999999999" in capsys.readouterr().err
-        )
+        assert "belongs to account 123456789012, and the repository to 999999999999" in capsys.readouterr().err
 
 
 def test_an_interrupted_build_is_stopped(session: Session) -> None:

@@ -92,9 +92,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """A function that makes a world the cluster of `yard`; it returns the directory of the stand-in."""
     program = tmp_path / "bin/kubectl"
     program.parent.mkdir()
-    program.write_text(
-        f"#!{os.path.realpath(sys.executable)} -IS\n" + STAND_IN.read_text().partition("\n")[2]
-    )
+    program.write_text(f"#!{os.path.realpath(sys.executable)} -IS\n" + STAND_IN.read_text().partition("\n")[2])
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("STAND_IN", str(tmp_path))

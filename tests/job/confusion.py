@@ -48,12 +48,8 @@ class Confusion:
         lines = [f"{'cause':<42} {'n':>3} {'right':>5}  taken for"]
         for cause in sorted({meant for meant, _ in self.counts}):
             answers = {said: number for (meant, said), number in self.counts.items() if meant == cause}
-            wrong = ", ".join(
-                f"{said} ({number})" for said, number in sorted(answers.items()) if said != cause
-            )
-            lines.append(
-                f"{cause:<42} {sum(answers.values()):>3} {answers.get(cause, 0):>5}  {wrong}".rstrip()
-            )
+            wrong = ", ".join(f"{said} ({number})" for said, number in sorted(answers.items()) if said != cause)
+            lines.append(f"{cause:<42} {sum(answers.values()):>3} {answers.get(cause, 0):>5}  {wrong}".rstrip())
         alarms = f"healthy jobs called something else: {self.alarms}"
         return "\n".join([*lines, f"right first: {self.right:.1%} of {self.total}; {alarms}"])
 
@@ -63,9 +59,7 @@ def said(found: Explanation) -> str:
     return found.causes[0].kind if found.causes else found.name
 
 
-def confusion(
-    world: Callable[[str], World], situations: Iterable[Situation] = tuple(SITUATIONS)
-) -> Confusion:
+def confusion(world: Callable[[str], World], situations: Iterable[Situation] = tuple(SITUATIONS)) -> Confusion:
     """Plant every situation in its own world (`world` makes one by the cell's name) and ask `why`."""
     counts: Counter[tuple[str, str]] = Counter()
     for one in situations:

@@ -4,7 +4,6 @@
 as these programs print them. tests/job/situations has a family of causes in each pair of files: what is data in
 YAML (steps.py reads it), what is computed in Python.
 """
-# ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
 

@@ -313,9 +313,7 @@ def test_wrong_input_is_one_error(
     assert message in yard.err(*words, code=code)
 
 
-def test_metrics_of_a_log_include_those_before_the_last_restart(
-    world: NewWorld, cluster: Cluster, yard: Yard
-) -> None:
+def test_metrics_of_a_log_include_those_before_the_last_restart(world: NewWorld, cluster: Cluster, yard: Yard) -> None:
     made = world()
     made.running(0, restarts=1)
     made.log(0, *(STEP.format(n=n) for n in (1, 2, 3)), seconds=90, which=PREVIOUS)
@@ -370,14 +368,10 @@ def test_no_kubeconfig_is_one_error_that_names_the_command(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     for words in (["submit", "cpu/llama-tiny"], ["tensorboard"], ["stop"]):
         error = yard.err(*words, code=3)
-        assert error.startswith(
-            "error: no kubeconfig with a current context\n  hint: `yard cluster kubeconfig "
-        )
+        assert error.startswith("error: no kubeconfig with a current context\n  hint: `yard cluster kubeconfig ")
 
 
-def test_another_users_test_stays(
-    monkeypatch: pytest.MonkeyPatch, rendered: dict[str, Manifests], yard: Yard
-) -> None:
+def test_another_users_test_stays(monkeypatch: pytest.MonkeyPatch, rendered: dict[str, Manifests], yard: Yard) -> None:
     asked: list[str] = []
     monkeypatch.setattr(submit, "check", lambda *_: None)
     monkeypatch.setattr(lookup, "existing", lambda *_: {"metadata": {"uid": "other"}})
@@ -451,9 +445,7 @@ def test_no_kubectl_is_one_error(monkeypatch: pytest.MonkeyPatch, yard: Yard) ->
     assert error.startswith("error: no kubectl on PATH\n  hint: install kubectl 1.31")
 
 
-def test_an_ended_pod_that_is_being_deleted_is_waited_for(
-    world: NewWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ended_pod_that_is_being_deleted_is_waited_for(world: NewWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next job would meet it. The pods that a finished job keeps are not waited for."""
     kept = {"metadata": {"name": "a"}, "status": {"phase": "Failed"}}
     leaving = kept | {"metadata": {"name": "a", "deletionTimestamp": "2026-11-21T12:00:00Z"}}

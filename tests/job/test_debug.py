@@ -101,9 +101,7 @@ def test_the_command_checks_from_every_running_pod(world: NewWorld, cluster: Clu
         assert found[made.name(index), "port"] == "PASS"
 
 
-def test_without_a_running_pod_nothing_is_checked_from_there(
-    world: NewWorld, cluster: Cluster, yard: Yard
-) -> None:
+def test_without_a_running_pod_nothing_is_checked_from_there(world: NewWorld, cluster: Cluster, yard: Yard) -> None:
     made = with_addresses(world())
     made.pending(0, 1)
     cluster(made)

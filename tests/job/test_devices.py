@@ -63,9 +63,7 @@ def test_a_table_by_rank(world: NewWorld, cluster: Cluster, smi: Path, yard: Yar
     assert line in yard.out("devices")
 
 
-def test_errors_missing_cards_and_faulty_nodes_fail(
-    world: NewWorld, cluster: Cluster, smi: Path, yard: Yard
-) -> None:
+def test_errors_missing_cards_and_faulty_nodes_fail(world: NewWorld, cluster: Cluster, smi: Path, yard: Yard) -> None:
     made = trained(world)
     made.nodes[3]["status"]["conditions"].append(
         {"type": "AcceleratedHardwareReady", "status": "False", "reason": "NvidiaXID79Error",
@@ -143,9 +141,7 @@ def test_a_program_that_fails_says_why(
     assert f"FAIL: worker-0: {answer}" in yard.out("devices", code=1)
 
 
-def test_slices_of_a_card_are_not_missing_cards(
-    world: NewWorld, cluster: Cluster, smi: Path, yard: Yard
-) -> None:
+def test_slices_of_a_card_are_not_missing_cards(world: NewWorld, cluster: Cluster, smi: Path, yard: Yard) -> None:
     cluster(trained(world))
     smi.write_text(rows(4, end=f", {GOOD}, Disabled"))
     yard("devices", code=1)  # control

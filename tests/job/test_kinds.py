@@ -197,9 +197,9 @@ def wrapper() -> Object:
 def wrapped(live: Live) -> Object:
     """An AppWrapper around the live job."""
     outer = wrapper()
-    outer["spec"]["components"][0]["template"] = {
-        key: live.job.item[key] for key in ("apiVersion", "kind", "spec")
-    } | {"metadata": {"name": "job"}}
+    outer["spec"]["components"][0]["template"] = {key: live.job.item[key] for key in ("apiVersion", "kind", "spec")} | {
+        "metadata": {"name": "job"}
+    }
     live.owned(outer, "appwrappers.workload.codeflare.dev")
     return outer
 
@@ -214,10 +214,7 @@ def test_a_job_in_an_appwrapper_is_listed_once_and_acts_through_it(play: Play, y
         status = yard.json("status", name)
         assert (status["job"], status["made_by"]) == ("job", "AppWrapper/wrapped"), name
     assert yard.json("stop", "job", "-n", NAMESPACE, code=3)["through"] == "AppWrapper/wrapped"
-    assert (
-        'patch appwrappers.workload.codeflare.dev --type=merge --patch={"spec": {"suspend": true}}'
-        in asked(home)
-    )
+    assert 'patch appwrappers.workload.codeflare.dev --type=merge --patch={"spec": {"suspend": true}}' in asked(home)
     assert "-- wrapped" in asked(home)
 
 
@@ -261,9 +258,7 @@ def test_parts_of_a_trainjob_are_not_listed_and_act_through_it(play: Play, yard:
     assert yard.json("status")["kind"] == "TrainJob"
     assert yard.json("status", "jobset/job")["made_by"] == "TrainJob/job"
     yard("stop", "jobset/job", "-n", NAMESPACE, code=3)
-    assert 'patch trainjobs.trainer.kubeflow.org --type=merge --patch={"spec": {"suspend": true}}' in asked(
-        home
-    )
+    assert 'patch trainjobs.trainer.kubeflow.org --type=merge --patch={"spec": {"suspend": true}}' in asked(home)
 
 
 def test_a_job_of_an_owner_that_is_not_read_is_not_stopped(play: Play, yard: Yard) -> None:
@@ -306,9 +301,7 @@ def test_a_kind_that_is_not_read_is_said(play: Play, yard: Yard) -> None:
     for name in ("tuned", "rayjob/tuned", "rayjob/none"):
         error = yard.err("status", name, code=3)
         assert "CANNOT TELL: RayJob/" in error
-        assert (
-            "kinds that are read: PyTorchJob, TrainJob, HyperPodPyTorchJob, Job, JobSet, AppWrapper" in error
-        )
+        assert "kinds that are read: PyTorchJob, TrainJob, HyperPodPyTorchJob, Job, JobSet, AppWrapper" in error
 
 
 def test_kinds_that_may_not_be_listed_are_not_seen(play: Play, yard: Yard) -> None:

@@ -99,9 +99,7 @@ def test_the_name_of_a_file_tells_its_rank(name: str) -> None:
         ("Epoch 1 of 3\nEpoch 2 of 3\n", 0, 0, None),
     ],
 )  # fmt: skip
-def test_the_exit_code_is_used(
-    yard: Yard, text: str, code: int | None, status: int, kind: str | None
-) -> None:
+def test_the_exit_code_is_used(yard: Yard, text: str, code: int | None, status: int, kind: str | None) -> None:
     given = [] if code is None else ["--exit-code", str(code)]
     found = yard.json("why", "--log", write("a.log", text), *given, code=status)
     assert ([cause["cause"] for cause in found["causes"]] or [None])[0] == kind

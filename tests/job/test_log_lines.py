@@ -128,9 +128,7 @@ def test_every_class_of_topics_is_one_that_has_a_remedy() -> None:
 
 def test_every_word_of_a_topic_occurs_in_a_log() -> None:
     """A pattern of a topic that no log of failures has is not tested."""
-    reports = [
-        one for case in CASES if case.why != HEALTHY for one in log_failures.of(log_lines.read(case.text))
-    ]
+    reports = [one for case in CASES if case.why != HEALTHY for one in log_failures.of(log_lines.read(case.text))]
     texts = "\n".join(f"{one.text}\n{one.place.lower()}\n{one.place}\n{one.stack.lower()}" for one in reports)
     for topic in log_topics.topics():
         for value in vars(topic).values():

@@ -171,9 +171,7 @@ def test_the_time_left_is_a_range_or_unknown() -> None:
     assert series.eta([Record(1.0, time=1.0)] * 9) is None
 
 
-def test_every_source_gives_json_lines_and_csv(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, yard: Yard
-) -> None:
+def test_every_source_gives_json_lines_and_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, yard: Yard) -> None:
     log, run = tmp_path / "bert.log", tmp_path / "run"
     log.write_text(BERT)
     run.mkdir()

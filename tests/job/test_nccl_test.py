@@ -1,5 +1,4 @@
 """The verdicts on an all-reduce log: its sums, its network, its bandwidth at its message size."""
-# ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
 

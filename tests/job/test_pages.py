@@ -22,9 +22,7 @@ def commands() -> dict[str, click.Command]:
     context = click.Context(cli.yard)
     job = cli.yard.get_command(context, "job")
     assert isinstance(job, click.Group)
-    return {
-        name: command for name in job.list_commands(context) if (command := job.get_command(context, name))
-    }
+    return {name: command for name in job.list_commands(context) if (command := job.get_command(context, name))}
 
 
 def test_every_command_of_the_page_exists() -> None:

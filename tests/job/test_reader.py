@@ -29,9 +29,7 @@ def test_it_reads_the_jobs_run_and_writes_nothing(world: NewWorld) -> None:
     assert "limits" in container["resources"]
     assert "nvidia.com/gpu" not in container["resources"]["limits"], "it uses no device"
     labels = pod["metadata"]["labels"]
-    assert labels.get("training.kubeflow.org/job-name") != job["metadata"]["name"], (
-        "it is not a pod of the job"
-    )
+    assert labels.get("training.kubeflow.org/job-name") != job["metadata"]["name"], "it is not a pod of the job"
 
 
 def test_a_running_pod_is_used_first(world: NewWorld, cluster: Cluster) -> None:

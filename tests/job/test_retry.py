@@ -105,9 +105,7 @@ def test_host_memory_beside_accelerators_does_not_halve_the_batch(world: NewWorl
         ("huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo", "hub-auth"),
     ],
 )
-def test_a_permanent_cause_is_refused_with_its_remedy(
-    line: str, kind: str, world: NewWorld, planned: Planned
-) -> None:
+def test_a_permanent_cause_is_refused_with_its_remedy(line: str, kind: str, world: NewWorld, planned: Planned) -> None:
     with pytest.raises(UserError, match=f"in the same way: {kind}") as refused:
         planned(failed(world(), line))
     assert (refused.value.hint, refused.value.code) == (cause.CAUSES[kind]["fix"], 1)

@@ -198,9 +198,7 @@ line = sys.stdin.readline()
         ("sys.exit('error: container not found')", "kubectl exec: container not found"),
     ],
 )
-def test_what_a_pod_answers_is_data(
-    does: str, message: Any, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_pod_answers_is_data(does: str, message: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = here / "bin/kubectl"
     program.parent.mkdir()
     program.write_text(KUBECTL.format(python=sys.executable, does=does))

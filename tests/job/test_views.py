@@ -51,9 +51,7 @@ def test_colours_and_overwritten_bars_are_dropped() -> None:
 
 
 def test_first_failure_is_the_cause_and_not_the_victims() -> None:
-    victim = log_lines.read(
-        f"{EARLY} [rank0]: RuntimeError: gloo: Connection closed by peer [10.0.0.7]:1\n", "a"
-    )
+    victim = log_lines.read(f"{EARLY} [rank0]: RuntimeError: gloo: Connection closed by peer [10.0.0.7]:1\n", "a")
     own = log_lines.read(f"{EARLY} step 1\n{LATE} [rank9]: torch.OutOfMemoryError: CUDA out of memory\n", "b")
     found = logs.first_failure(log_lines.merged([victim, own]))
     assert found is not None
@@ -63,9 +61,7 @@ def test_first_failure_is_the_cause_and_not_the_victims() -> None:
 
 
 def test_a_log_without_failures_has_none() -> None:
-    lines = log_lines.read(
-        "INFO config file not found\nWARNING loss is nan in warm-up, skipped\nstep 1 loss 2\n"
-    )
+    lines = log_lines.read("INFO config file not found\nWARNING loss is nan in warm-up, skipped\nstep 1 loss 2\n")
     assert logs.first_failure(lines) is None
 
 
@@ -277,14 +273,10 @@ def test_the_checkpoint_of_a_drain_is_read_from_the_logs() -> None:
     source = (repo.root() / "training/trainer/loop.py").read_text(encoding="utf-8")
     assert "checkpoint of step %d saved" in source
     assert "stopped on request at step {now.step}, which is saved" in source
-    saved = stop.last_checkpoint(
-        True, ["step 39", "rank 0: drained: stopped on request at step 40, which is saved"]
-    )
+    saved = stop.last_checkpoint(True, ["step 39", "rank 0: drained: stopped on request at step 40, which is saved"])
     assert (saved.saved, saved.step) == (True, 40)
     assert stop.last_checkpoint(True, ["checkpoint of step 20 saved in 0.1 s"]).step == 20
-    lost = stop.last_checkpoint(
-        True, ["checkpoint of step 40 was not saved, training continues: disk is full"]
-    )
+    lost = stop.last_checkpoint(True, ["checkpoint of step 40 was not saved, training continues: disk is full"])
     assert (lost.saved, lost.ran) == (False, True)
     assert "CANNOT TELL" in lost.evidence
     assert not stop.last_checkpoint(False, []).ran

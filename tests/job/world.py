@@ -50,9 +50,7 @@ def node(name: str, kind: str, *, zone: str = "eu-west-1a") -> Object:
         "node.kubernetes.io/instance-type": kind,
         "topology.kubernetes.io/zone": zone,
     }
-    conditions = [
-        {"type": "Ready", "status": "True", "lastTransitionTime": ago(9000), "message": "kubelet is fine"}
-    ]
+    conditions = [{"type": "Ready", "status": "True", "lastTransitionTime": ago(9000), "message": "kubelet is fine"}]
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -68,9 +66,7 @@ class World:
     def __init__(self, cell: Manifests, kind: str, nodes: int | None = None) -> None:
         self.job = copy.deepcopy(cell.job())
         self.job["metadata"] |= {"namespace": NAMESPACE, "uid": "uid-job", "creationTimestamp": ago(AGE)}
-        self.job["status"] = {
-            "conditions": [self._condition("Created", AGE), self._condition("Running", 800)]
-        }
+        self.job["status"] = {"conditions": [self._condition("Created", AGE), self._condition("Running", 800)]}
         made = operator_pods.pods(self.job)
         self.pods = [self._pod(one) for one in made]
         self.nodes = [node(f"node-{index}", kind) for index in range(nodes or len(self.pods))]
@@ -149,9 +145,7 @@ class World:
         self.pods[index]["status"] = {
             "phase": "Running",
             "conditions": [{"type": "PodScheduled", "status": "True"}],
-            "containerStatuses": [
-                self._status({"running": {"startedAt": ago(seconds)}}, restarts, ready=True)
-            ],
+            "containerStatuses": [self._status({"running": {"startedAt": ago(seconds)}}, restarts, ready=True)],
         }
 
     def _status(self, state: Object, restarts: int = 0, ready: bool = False) -> Object:
@@ -209,9 +203,7 @@ class World:
 
     def disrupted(self, index: int, reason: str, message: str) -> None:
         """The pod was ended from outside."""
-        self.ended(
-            index, 143, "step 12/400  loss 3.000  lr 1.00e-03  900 tokens/s  MFU unknown  1.0 GiB  ETA 1:00"
-        )
+        self.ended(index, 143, "step 12/400  loss 3.000  lr 1.00e-03  900 tokens/s  MFU unknown  1.0 GiB  ETA 1:00")
         condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
         self.pods[index]["status"]["conditions"].append(condition)
 
@@ -321,13 +313,10 @@ class World:
             beat["time"] = NOW.timestamp() - seconds + (0 if number == rank else 3)
         self.run["heartbeats"][f"rank-{rank:05d}.json"] |= changed
         self.run["metrics"] = [
-            json.dumps(json.loads(line) | {"time": json.loads(line)["time"] - seconds})
-            for line in self.run["metrics"]
+            json.dumps(json.loads(line) | {"time": json.loads(line)["time"] - seconds}) for line in self.run["metrics"]
         ]
 
-    def failed(
-        self, rank: int, kind: str, message: str, seconds: float = 30, exception: str = "RuntimeError"
-    ) -> None:
+    def failed(self, rank: int, kind: str, message: str, seconds: float = 30, exception: str = "RuntimeError") -> None:
         """A rank has left a failure record."""
         if self.run is None:
             self.training(silent=seconds + 10)

@@ -46,9 +46,8 @@ def test_one_cell_has_many_runs_side_by_side(checkout: Any, make_job: Any) -> No
     assert "/one: " not in listed.stdout
     for words in (("checkpoint", "list", cell), ("sample", cell, "--prompt", "x")):
         unknown = checkout.yard(*words, "--name", "c")
-        assert (
-            f"has not been trained here with --name c\n  hint: make train, or yard run {cell} --name c"
-            in (unknown.stderr)
+        assert f"has not been trained here with --name c\n  hint: make train, or yard run {cell} --name c" in (
+            unknown.stderr
         )
         assert unknown.returncode == 2
     near = checkout.yard("sample", "one", "--name", "bb", "--prompt", "x")
@@ -98,9 +97,7 @@ def test_a_fresh_start_moves_the_run_to_a_trash_that_expires(checkout: Any, make
 
 
 @pytest.mark.parametrize("place", ["{root}/precious", "/shared", "/shared/runs", "/shared/runs/../x/y"])
-def test_a_fresh_start_empties_no_place_that_a_manifest_names(
-    checkout: Any, make_job: Any, place: str
-) -> None:
+def test_a_fresh_start_empties_no_place_that_a_manifest_names(checkout: Any, make_job: Any, place: str) -> None:
     kept = checkout.root / "precious/file"
     for path in (kept, checkout.root / "local/runs/other/file", checkout.root / "local/x/y/file"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,9 +135,7 @@ def test_the_manifest_of_others_runs_here_as_it_is(checkout: Any, make_job: Any,
     file = write(tmp_path / "job.yaml", job, held)
     done = checkout.yard("run", "-f", str(file), "--nodes", "3", "--name", "b")
     assert done.returncode == 0, done.stderr
-    assert (
-        "not used here: the image localhost/none; containers init-pytorch, wait; the command" in done.stderr
-    )
+    assert "not used here: the image localhost/none; containers init-pytorch, wait; the command" in done.stderr
     assert "rank 0 of 3" in done.stdout
     assert "theirs-b: all pods ended well" in done.stdout
     assert (checkout.run_directory("theirs-b") / "logs").is_dir()
@@ -161,9 +156,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.long
-def test_a_training_of_others_meets_here_as_on_a_cluster(
-    checkout: Any, make_job: Any, tmp_path: Path
-) -> None:
+def test_a_training_of_others_meets_here_as_on_a_cluster(checkout: Any, make_job: Any, tmp_path: Path) -> None:
     """Two real torchrun, from a file and from standard input, with other numbers of pods and processes."""
     (checkout.root / "train.py").write_text(TRAIN)
     file = write(tmp_path / "job.yaml", make_job("theirs", command=["torchrun", "train.py"]))

@@ -32,12 +32,8 @@ def one_error(text: str) -> str:
     return errors[0].removeprefix("error: ")
 
 
-def test_pods_have_the_operators_environment_and_nothing_of_the_users_shell(
-    checkout: Any, make_job: Job
-) -> None:
-    cell = checkout.cell(
-        make_job("clean", master=True, env={"OWN": "$(RANK) of $(WORLD_SIZE)", "DIR": "/shared/x"})
-    )
+def test_pods_have_the_operators_environment_and_nothing_of_the_users_shell(checkout: Any, make_job: Job) -> None:
+    cell = checkout.cell(make_job("clean", master=True, env={"OWN": "$(RANK) of $(WORLD_SIZE)", "DIR": "/shared/x"}))
     stray = {
         "RANK": "9",
         "MASTER_ADDR": "example.org",
@@ -49,8 +45,7 @@ def test_pods_have_the_operators_environment_and_nothing_of_the_users_shell(
     assert done.returncode == 0, done.stderr
     directory = checkout.run_directory("clean")
     master, worker = (
-        json.loads((directory / f"environment-clean-{pod}-0.json").read_text())
-        for pod in ("master", "worker")
+        json.loads((directory / f"environment-clean-{pod}-0.json").read_text()) for pod in ("master", "worker")
     )
     allowed = {
         *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "HOSTNAME"),
@@ -107,9 +102,7 @@ def test_restarts_that_bring_nothing_end_in_one_error(checkout: Any, make_job: J
     assert "pod dies-master-0 exited with code 1, twice without a step in between" in message
     assert "ValueError: the stand-in was told to fail" in message
     assert "local/runs/dies/logs/pod-dies-master-0.log" in done.stderr
-    assert (
-        checkout.run_directory("dies") / "waiting-dies-worker-0"
-    ).exists()  # the other pod was up, and ended
+    assert (checkout.run_directory("dies") / "waiting-dies-worker-0").exists()  # the other pod was up, and ended
 
 
 @pytest.mark.parametrize("kind", ["config", "nan"])
@@ -151,9 +144,7 @@ def test_a_stop_drains_every_pod(
     assert "to continue: " in err
 
 
-def test_a_second_interrupt_ends_stubborn_pods(
-    checkout: Any, make_job: Job, wait_until: Callable[..., None]
-) -> None:
+def test_a_second_interrupt_ends_stubborn_pods(checkout: Any, make_job: Job, wait_until: Callable[..., None]) -> None:
     env = {"DO": "wait", "STUBBORN": "1"}
     process = checkout.start("run", checkout.cell(make_job("stubborn", master=True, env=env)))
     waiting = checkout.run_directory("stubborn") / "waiting-stubborn-worker-0"
@@ -178,9 +169,7 @@ def test_killing_yard_leaves_nothing(checkout: Any, make_job: Job, wait_until: C
     wait_until(lambda: not checkout.processes(), "the kernel has ended every process", seconds=10)
 
 
-def test_what_a_dead_pod_leaves_is_ended(
-    checkout: Any, make_job: Job, wait_until: Callable[..., None]
-) -> None:
+def test_what_a_dead_pod_leaves_is_ended(checkout: Any, make_job: Job, wait_until: Callable[..., None]) -> None:
     process = checkout.start(
         "run",
         checkout.cell(make_job("orphans", master=True, env={"DO": "orphan", "ON": "0", "ELSE": "wait"})),
@@ -439,15 +428,10 @@ def test_a_base_that_is_no_run_yet_is_named_with_the_command_that_makes_it(tmp_p
         config = load_texts(apply_override(texts, f"model.weights=run:{base}"))
         with pytest.raises(UserError) as error:
             preconditions.check_base(config, run_directory, source)
-        assert (
-            str(error.value)
-            == f"{source} starts from the run {base}, which has no checkpoint on this machine yet"
-        )
+        assert str(error.value) == f"{source} starts from the run {base}, which has no checkpoint on this machine yet"
         assert error.value.hint == remedy
         committed = tmp_path / "runs" / base / "checkpoints/step-00000003"
         committed.mkdir(parents=True)
         (committed / "MANIFEST.json").touch()
         preconditions.check_base(config, run_directory, source)
-    preconditions.check_base(
-        load_texts(apply_override(texts, "model.weights=/models/x")), run_directory, source
-    )
+    preconditions.check_base(load_texts(apply_override(texts, "model.weights=/models/x")), run_directory, source)

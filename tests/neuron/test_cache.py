@@ -72,9 +72,7 @@ def test_the_compiler_is_pointed_at_the_cachesets_directory(monkeypatch: pytest.
     ("name", "value"),
     [(neuron_cache.URL, "s3://bucket/cache"), ("NEURON_CC_FLAGS", "--retry --cache_dir=/elsewhere")],
 )
-def test_a_cache_that_cannot_be_claimed_is_refused(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
+def test_a_cache_that_cannot_be_claimed_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=name):
         neuron_cache.use(config())

@@ -68,9 +68,7 @@ def test_job_metrics_reads_the_summary(
     assert capsys.readouterr().out == said
 
 
-def start(
-    tmp_path: Path, summary: str, *words: str, device: str = "neuron"
-) -> subprocess.CompletedProcess[str]:
+def start(tmp_path: Path, summary: str, *words: str, device: str = "neuron") -> subprocess.CompletedProcess[str]:
     """Run training.precompile with the stand-in for AWS's program on PATH."""
     program = tmp_path / "bin" / "neuron_parallel_compile"
     program.parent.mkdir()
@@ -107,9 +105,7 @@ def test_the_command_runs_under_the_compiler_with_the_cachesets_directory(tmp_pa
         (FIRST_RELEASES, "raise SystemExit(5)", "failed with exit code 5"),
     ],
 )
-def test_nothing_is_called_compiled_without_proof(
-    tmp_path: Path, summary: str, program: str, message: str
-) -> None:
+def test_nothing_is_called_compiled_without_proof(tmp_path: Path, summary: str, program: str, message: str) -> None:
     done = start(tmp_path, summary, sys.executable, "-c", program)
     assert done.returncode == 1
     assert message in done.stdout + done.stderr

@@ -39,9 +39,7 @@ class Packages:
             **os.environ,
             "PATH": os.pathsep.join([*programs, os.environ["PATH"]]),
             "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),
-            "XTABLES_LIBDIR": str(
-                next(path / "xtables" for path in libraries if (path / "xtables").is_dir())
-            ),
+            "XTABLES_LIBDIR": str(next(path / "xtables" for path in libraries if (path / "xtables").is_dir())),
         }
 
 
@@ -89,7 +87,5 @@ def _download(names: Sequence[str], work: Path) -> None:
 def _apt(work: Path, *words: str) -> int:
     with (work / "log").open("ab") as log:
         command = ["apt-get", "-qq", *words]
-        done = subprocess.run(
-            command, cwd=work, stdout=log, stderr=log, timeout=DOWNLOAD_SECONDS, check=False
-        )
+        done = subprocess.run(command, cwd=work, stdout=log, stderr=log, timeout=DOWNLOAD_SECONDS, check=False)
     return done.returncode

@@ -77,9 +77,7 @@ def with_git(renderer: Renderer, target: Path, repositories: Mapping[str, Path])
     real = shutil.which("git")
     assert real is not None
     fetch = f"GIT_ALLOW_PROTOCOL=file exec {shlex.quote(real)} fetch --depth=1"
-    cases = [
-        f'    {address}*) {fetch} {path.as_uri()} "refs/tags/$4" ;;' for address, path in repositories.items()
-    ]
+    cases = [f'    {address}*) {fetch} {path.as_uri()} "refs/tags/$4" ;;' for address, path in repositories.items()]
     program = target / "bin/git"
     program.parent.mkdir()
     script = ["#!/bin/sh", 'if [ "$1" = fetch ]; then', '  case "$3" in', *cases, "  esac", "fi"]

@@ -120,17 +120,14 @@ def loose() -> Callable[[Object], list[str]]:
 def _loose(pod: Object) -> list[str]:
     context = pod.get("securityContext", {})
     found = [key for key in HOST if pod.get(key)]
-    found += [
-        f"volume {key}" for volume in pod.get("volumes", []) for key in set(volume) - {"name"} - VOLUMES
-    ]
+    found += [f"volume {key}" for volume in pod.get("volumes", []) for key in set(volume) - {"name"} - VOLUMES]
     if pod.get("automountServiceAccountToken", True):
         found.append("token")
     for one in [*pod.get("initContainers", []), *pod["containers"]]:
         own = {**context, **one.get("securityContext", {})}
         bad = {
             "runAsNonRoot": not own.get("runAsNonRoot") or own.get("runAsUser") == 0,
-            "seccompProfile": own.get("seccompProfile", {}).get("type")
-            not in ("RuntimeDefault", "Localhost"),
+            "seccompProfile": own.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"),
             "privileged": own.get("privileged", False),
             "allowPrivilegeEscalation": own.get("allowPrivilegeEscalation", True),
             "capabilities": own.get("capabilities", {}) != {"drop": ["ALL"]},

@@ -96,9 +96,7 @@ def test_values_arrive_whole(tmp_path: Path, renderer: Renderer, objects: Parse)
     assert one["data"] == {"password": password, "text": "${OTHER} $HOME"}
 
 
-def test_only_listed_names_are_known(
-    tmp_path: Path, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_listed_names_are_known(tmp_path: Path, renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables of the process are not facts."""
     monkeypatch.setenv("FROM_OUTSIDE", "value")
     make(tmp_path, "  a: x\n  b: ${FROM_OUTSIDE}\n", "OTHER=1\n")
@@ -148,9 +146,7 @@ def test_a_value_that_yaml_would_change_is_refused(tmp_path: Path, renderer: Ren
     assert "YAML" in refused(tmp_path, renderer).message
 
 
-def test_comments_are_ignored_and_an_object_may_opt_out(
-    tmp_path: Path, renderer: Renderer, objects: Parse
-) -> None:
+def test_comments_are_ignored_and_an_object_may_opt_out(tmp_path: Path, renderer: Renderer, objects: Parse) -> None:
     make(tmp_path, "  a: ${NOT_A_FACT} $$\n  # ${NOR_THIS}\n", "A=1\n")
     path = tmp_path / "base/storage/x/one.yaml"
     annotation = "\n  annotations:\n    kustomize.toolkit.fluxcd.io/substitute: disabled\ndata:"
@@ -196,9 +192,7 @@ def test_unknown_cluster_and_part_name_the_nearest() -> None:
         assert caught.value.hint == f"did you mean {near}?"
 
 
-def test_the_command_prints_yaml_or_json_and_the_next_step(
-    capsys: pytest.CaptureFixture[str], objects: Parse
-) -> None:
+def test_the_command_prints_yaml_or_json_and_the_next_step(capsys: pytest.CaptureFixture[str], objects: Parse) -> None:
     assert cli.invoke(["platform", "example/storage"]) == 0
     text, said = capsys.readouterr()
     assert "kubectl apply --server-side -f -" in said

@@ -28,9 +28,7 @@ NAMES = sorted(path.name for path in (repo.root() / "overlays/feature").iterdir(
 OTHERS = ("hyperpod-job", "agent", "precompile", "stream-c4")
 SMALLEST = "cpu/llama-tiny"
 # The first cell of each hardware, and the smallest.
-CELLS = sorted(
-    {SMALLEST, *{cell.hardware: cell.name for cell in reversed(matrix.load(repo.root()))}.values()}
-)
+CELLS = sorted({SMALLEST, *{cell.hardware: cell.name for cell in reversed(matrix.load(repo.root()))}.values()})
 
 
 def pod_of(job: Object) -> Object:
@@ -150,8 +148,7 @@ def test_spot_prefers_and_still_requires_the_machine(cell: str, above: Callable[
     pod = pod_of(of_kind(above(cell, "overlays/feature/spot"), "PyTorchJob"))
     affinity = pod["affinity"]["nodeAffinity"]
     wanted = [
-        one["preference"]["matchExpressions"][0]
-        for one in affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+        one["preference"]["matchExpressions"][0] for one in affinity["preferredDuringSchedulingIgnoredDuringExecution"]
     ]
     assert {(one["key"], *one["values"]) for one in wanted} == {
         ("karpenter.sh/capacity-type", "spot"),
@@ -254,7 +251,5 @@ def test_components_are_the_same_on_the_oldest_and_newest_kustomize(
         made = above(SMALLEST, component, prefix="we-")
         mine = directory(SMALLEST, component, prefix="we-")
         for program in programs:
-            done = subprocess.run(
-                [program, "build", mine], capture_output=True, text=True, timeout=60, check=True
-            )
+            done = subprocess.run([program, "build", mine], capture_output=True, text=True, timeout=60, check=True)
             assert objects(done.stdout) == made

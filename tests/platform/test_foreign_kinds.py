@@ -43,9 +43,7 @@ MODULES = {
         "config/crd/bases/source.toolkit.fluxcd.io_helmrepositories.yaml",
         "config/crd/bases/source.toolkit.fluxcd.io_ocirepositories.yaml",
     ),
-    ("github.com/fluxcd/helm-controller", "1.6.3"): (
-        "config/crd/bases/helm.toolkit.fluxcd.io_helmreleases.yaml",
-    ),
+    ("github.com/fluxcd/helm-controller", "1.6.3"): ("config/crd/bases/helm.toolkit.fluxcd.io_helmreleases.yaml",),
 }
 
 pytestmark = pytest.mark.timeout(300)
@@ -111,9 +109,7 @@ def test_a_wrong_field_or_type_is_reported(made: list[Object], types: Types) -> 
     for one in made:
         if "spec" in one:
             assert len(misfits({**one, "spec": {**one["spec"], "intervall": "1h"}}, types)) == 1
-    (volcano,) = (
-        one for one in made if one["kind"] == "HelmRelease" and one["metadata"]["name"] == "volcano"
-    )
+    (volcano,) = (one for one in made if one["kind"] == "HelmRelease" and one["metadata"]["name"] == "volcano")
     chart = {**volcano["spec"]["chart"]["spec"], "version": 1.15}
     assert misfits({**volcano, "spec": {**volcano["spec"], "chart": {"spec": chart}}}, types) != []
 

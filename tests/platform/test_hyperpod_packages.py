@@ -209,9 +209,7 @@ def output(
             for old, new in swaps.items():
                 found |= {old} if old in content else set()
                 content = content.replace(old, new)
-            content = "\n".join(
-                "  steps: 3" if line.startswith("  steps:") else line for line in content.splitlines()
-            )
+            content = "\n".join("  steps: 3" if line.startswith("  steps:") else line for line in content.splitlines())
             (config / file).write_text(content, encoding="utf-8")
     assert found == set(swaps)
     environment = {
@@ -247,9 +245,7 @@ def test_the_rule_fires_when_steps_stop_and_not_before(
     steps = [line for line in said if line.startswith("step ")]
     assert len(steps) >= 2
     assert said[-1].startswith("finished at step ")
-    assert (
-        output[1] == []
-    )  # only rank 0 prints, so a rule about the first line would report other pods as hanging
+    assert output[1] == []  # only rank 0 prints, so a rule about the first line would report other pods as hanging
     hung = [(1000.0 * index, line) for index, line in enumerate(said[:-1])]
     finished = [(float(index), line) for index, line in enumerate(said)]
     early = {**rule, "expectedStartCutOffInSeconds": 600}

@@ -55,9 +55,7 @@ ON_DEVICES = {
 
 
 @pytest.fixture(scope="module")
-def built(
-    renderer: Renderer, objects: Parse, request: pytest.FixtureRequest
-) -> Callable[[str], list[Object]]:
+def built(renderer: Renderer, objects: Parse, request: pytest.FixtureRequest) -> Callable[[str], list[Object]]:
     """A function from a target to its objects with the example's facts."""
     cache: dict[str, list[Object]] = {}
 
@@ -84,8 +82,7 @@ def test_each_folder_of_the_list_exists() -> None:
     wanted = {f"base/storage/{name}" for name in storage} | {f"base/plugins/{name}" for name in plugins}
     types = {f"base/plugins/{name}" for name in ("kueue/queue", "volcano/queue", "external-secrets/token")}
     flux = {
-        f"base/plugins/{name}"
-        for name in ("training-operator/namespace", "training-operator/flux", "fsx-csi/flux")
+        f"base/plugins/{name}" for name in ("training-operator/namespace", "training-operator/flux", "fsx-csi/flux")
     }
     assert set(TARGETS) == wanted | types | flux
     assert {name for name in TARGETS if "https://github.com/" in text_of(name)} == set(REMOTE)
@@ -111,9 +108,7 @@ def test_a_misspelt_field_is_reported(
 
 
 @pytest.mark.parametrize("name", sorted(ON_DEVICES))
-def test_daemonsets_run_where_the_device_is_and_nowhere_else(
-    name: str, built: Callable[[str], list[Object]]
-) -> None:
+def test_daemonsets_run_where_the_device_is_and_nowhere_else(name: str, built: Callable[[str], list[Object]]) -> None:
     (daemon,) = (one for one in built(name) if one["kind"] == "DaemonSet")
     pod = daemon["spec"]["template"]["spec"]
     (term,) = pod["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
@@ -205,9 +200,7 @@ def test_lustre_is_what_was_asked_for(built: Callable[[str], list[Object]]) -> N
 def test_upstream_is_fixed() -> None:
     """Git is pinned by commit, images are by version, charts by their exact version."""
     texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "base").rglob("*.yaml")}
-    remote = [
-        one for text in texts.values() for one in re.findall(r"^ *- ((?:https?:|git@|github).*)", text, re.M)
-    ]
+    remote = [one for text in texts.values() for one in re.findall(r"^ *- ((?:https?:|git@|github).*)", text, re.M)]
     assert len(remote) == len(REMOTE)
     assert all(re.search(r"^https://github\.com/.*\?ref=[0-9a-f]{40}$", one) for one in remote)
     images = [image for text in texts.values() for image in re.findall(r"^ +image: (\S+/\S+)$", text, re.M)]
@@ -346,7 +339,5 @@ def test_patches_find_their_objects(checkout: Path, fetcher: Renderer) -> None:
         file.write(f"components: [{gang}]\n")
     cluster = platform.load(checkout, "cpu-demo/plugins")
     for made in (fetcher.build(checkout / "mine"), platform.render(checkout, cluster, fetcher)):
-        assert (
-            made.count("- --gang-scheduler-name=volcano") == made.count("- --enable-scheme=pytorchjob") == 1
-        )
+        assert made.count("- --gang-scheduler-name=volcano") == made.count("- --enable-scheme=pytorchjob") == 1
         assert len(re.findall(r"  - podgroups\n  verbs:\n  - create\n", made)) == 1

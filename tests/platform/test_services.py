@@ -93,9 +93,7 @@ def test_services_above_a_cell(
     check(service(cell, name), loose, faults)
 
 
-def check(
-    made: dict[str, Object], loose: Callable[[Object], list[str]], faults: Callable[[Object], list[str]]
-) -> None:
+def check(made: dict[str, Object], loose: Callable[[Object], list[str]], faults: Callable[[Object], list[str]]) -> None:
     """Check objects by their schemas, the restricted standard, and each other."""
     assert {name: faults(one) for name, one in made.items() if faults(one)} == {}
     assert evaluate(Manifests("service", list(made.values()))).of(State.FAIL) == []
@@ -181,9 +179,7 @@ def test_tensorboard_takes_its_arguments_and_answers(tmp_path: Path, plain: Call
     arguments = [swap.pop(one, one) for one in container["args"]]
     assert swap == {}
     program = Path(sys.executable).parent / container["command"][0]
-    process = subprocess.Popen(
-        [program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = subprocess.Popen([program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         assert process.stdout is not None
         said = next((line for line in process.stdout if f":{port}" in line), None)
@@ -342,6 +338,4 @@ def test_reach_explains_itself(arguments: list[str]) -> None:
 
 def reach(*targets: str) -> subprocess.CompletedProcess[str]:
     script = SERVICES / "debug/reach.py"
-    return subprocess.run(
-        [sys.executable, script, *targets], capture_output=True, text=True, timeout=60, check=False
-    )
+    return subprocess.run([sys.executable, script, *targets], capture_output=True, text=True, timeout=60, check=False)

@@ -68,18 +68,12 @@ class Definition:
         return f"https://raw.githubusercontent.com/{self.repository}/v{self.version}/{self.directory}/{name}"
 
 
-DEFINITIONS = tuple(
-    Definition(**row) for row in YAML(typ="safe").load(Path(__file__).with_name("schema_sources.yaml"))
-)
+DEFINITIONS = tuple(Definition(**row) for row in YAML(typ="safe").load(Path(__file__).with_name("schema_sources.yaml")))
 
 
 def sources() -> dict[str, str]:
     """Return the sources of the schemas with their digests."""
-    crds = {
-        f"{one.module} {one.version} {name}": digest
-        for one in DEFINITIONS
-        for name, digest in one.files.items()
-    }
+    crds = {f"{one.module} {one.version} {name}": digest for one in DEFINITIONS for name, digest in one.files.items()}
     return {f"{NATIVE_PACKAGE} {NATIVE_VERSION}, Kubernetes {KUBERNETES}": NATIVE_SHA256} | crds
 
 

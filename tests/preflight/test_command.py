@@ -86,9 +86,7 @@ def test_a_warning_is_printed_and_passes(capsys: pytest.CaptureFixture[str]) -> 
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("WARN: ")
     assert "; good practice: WARN (1 warning); " in first
-    assert second.startswith(
-        "  WARN network-policy: without a NetworkPolicy, every pod of the cluster reaches"
-    )
+    assert second.startswith("  WARN network-policy: without a NetworkPolicy, every pod of the cluster reaches")
 
 
 def test_json_has_rule_object_path_value_and_evidence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,9 +160,7 @@ def test_every_rule_has_a_page_and_a_short_reason() -> None:
         assert len(rule.reason) < 120
 
 
-def test_no_verdict_prints_a_secret_that_another_masks(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_no_verdict_prints_a_secret_that_another_masks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A token in a name, a label's value, an image, a script, variables, mounts and claims."""
     token = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYzAbCdEfGh"
     path = tmp_path / "tokens.yaml"

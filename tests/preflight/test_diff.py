@@ -120,9 +120,7 @@ def test_no_kubectl(
     assert "error: no kubectl on PATH" in capsys.readouterr().err
 
 
-def test_an_unknown_cell_is_reported_before_kubectl_runs(
-    answer: Answer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_cell_is_reported_before_kubectl_runs(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
     noted = answer(0)
     assert invoke(["diff", "cpu/llama-tin"]) == 2
     assert "did you mean overlays/cpu/llama-tiny?" in capsys.readouterr().err

@@ -14,9 +14,7 @@ from tools.core.verdict import State
 from tools.kube.manifests import parse
 from tools.preflight.evaluate import evaluate, rules
 
-FEATURES = sorted(
-    path.parent.name for path in (repo.root() / "overlays/feature").glob("*/kustomization.yaml")
-)
+FEATURES = sorted(path.parent.name for path in (repo.root() / "overlays/feature").glob("*/kustomization.yaml"))
 SERVICES = sorted(path.parent.name for path in (repo.root() / "base/services").glob("*/kustomization.yaml"))
 LEAF = """apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
@@ -36,9 +34,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("cell", ["cpu/llama-tiny", "p5/llama-3-1-8b"])
 @pytest.mark.parametrize("feature", FEATURES)
-def test_a_feature_on_a_cell_passes(
-    feature: str, cell: str, tree: Path, renderer: kustomize.Renderer
-) -> None:
+def test_a_feature_on_a_cell_passes(feature: str, cell: str, tree: Path, renderer: kustomize.Renderer) -> None:
     leaf = tree / "overlays" / "mine" / f"{feature}-{cell.replace('/', '-')}"
     leaf.mkdir(parents=True)
     (leaf / "kustomization.yaml").write_text(LEAF.format(cell=cell, feature=feature), encoding="utf-8")

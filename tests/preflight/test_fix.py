@@ -225,9 +225,7 @@ def test_an_alias_is_not_changed_in_two_places() -> None:
         (["-f", "/nowhere.yaml"], "/nowhere.yaml: No such file"),
     ],
 )
-def test_bad_input_is_one_sentence(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_sentence(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["preflight", "--fix", *words]) == 2
     assert message in capsys.readouterr().err
 

@@ -118,9 +118,7 @@ def test_both_find_a_fault(
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_kind_without_a_schema_is_an_error_in_kubeconform(
-    known: Schemas, unpacked: Path, kubeconform: Path
-) -> None:
+def test_a_kind_without_a_schema_is_an_error_in_kubeconform(known: Schemas, unpacked: Path, kubeconform: Path) -> None:
     monitor = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "ServiceMonitor",

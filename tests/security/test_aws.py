@@ -116,9 +116,7 @@ def test_what_somebody_tagged_as_ours_stays(session: Session, spec: Spec, down: 
     group = make_group(session, network.vpc, "theirs", **spoof)
     make_stack(session, "production", **spoof)
     role = "trainyard-us-west-2-cpu-demo-admin"
-    session.call(
-        "iam", "create_role", RoleName=role, AssumeRolePolicyDocument="{}", Tags=ownership.pairs(spoof)
-    )
+    session.call("iam", "create_role", RoleName=role, AssumeRolePolicyDocument="{}", Tags=ownership.pairs(spoof))
     planned = yard("down", "cpu-demo", "--dry-run")
     for name in (f"instance {instance}", f"network interface {interface}", f"security group {group}"):
         assert f"keep    {name}" in planned.out, planned.out
@@ -161,9 +159,7 @@ def test_a_stack_of_others_is_not_updated(session: Session, change: Change) -> N
 
 
 @pytest.mark.parametrize("stack", [None, "eksctl-cpu-demo-cluster"])
-def test_a_tagged_cluster_of_others_stays(
-    session: Session, spec: Spec, down: Yard, stack: str | None
-) -> None:
+def test_a_tagged_cluster_of_others_stays(session: Session, spec: Spec, down: Yard, stack: str | None) -> None:
     """One of our name, made by hand, or by an eksctl stack that is not ours."""
     network = make_network(session, ["us-west-2a", "us-west-2b"])
     made_by = {ownership.STACK_TAG: stack} if stack else {}
@@ -253,9 +249,7 @@ def test_teams_of_an_adopted_cluster_keep_what_is_theirs(
 
 def policy_of(session: Session, role: str) -> tuple[Any, Any]:
     found = session.call("iam", "get_role", RoleName=role)["Role"]["AssumeRolePolicyDocument"]
-    return found, session.call("iam", "get_role_policy", RoleName=role, PolicyName="trainyard")[
-        "PolicyDocument"
-    ]
+    return found, session.call("iam", "get_role_policy", RoleName=role, PolicyName="trainyard")["PolicyDocument"]
 
 
 def test_roles_of_two_regions_do_not_meet(session: Session, gaps: Gaps, change: Change, yard: Yard) -> None:
@@ -363,9 +357,7 @@ def test_a_trainer_writes_below_its_own_run_only() -> None:
     assert not [name for name in names if "pruner" in name]
 
 
-def test_codebuild_projects_do_not_collide(
-    session: Session, gaps: Gaps, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_codebuild_projects_do_not_collide(session: Session, gaps: Gaps, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by punctuation, by length, by region, or with a project that another user made."""
     ignore_bucket_policies(monkeypatch)
     names = ["team/trainer-cuda", "team-trainer-cuda", "team/trainer/cuda", "a" * 60 + "/b", "a" * 60 + "/c"]

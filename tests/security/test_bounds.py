@@ -335,9 +335,7 @@ def _sparse(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [os.mkfifo, _sparse], ids=["FIFO", "size"])
-def test_files_of_tokenizers_datasets_and_clusters_are_bounded(
-    spoil: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_files_of_tokenizers_datasets_and_clusters_are_bounded(spoil: Callable[[Path], None], tmp_path: Path) -> None:
     for name in ("tokenizer.json", "index.json", "cluster.env"):
         spoil(tmp_path / name)
     with pytest.raises(DataError, match=r"tokenizer .*: cannot read"):

@@ -125,17 +125,13 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Every key of a JSON document; of equal list elements the first."""
     if path:
         yield path
-    inner = (
-        value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
-    )
+    inner = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
     for key, each in inner:
         if path not in (("meta",), ("run_state",)) and (path != ("tensors",) or key == "model.embedding"):
             yield from places(each, (*path, key))
 
 
-def changed(
-    content: dict[str, Any], path: tuple[Any, ...], value: Any, *, drop: bool = False
-) -> dict[str, Any]:
+def changed(content: dict[str, Any], path: tuple[Any, ...], value: Any, *, drop: bool = False) -> dict[str, Any]:
     changed = copy.deepcopy(content)
     node: Any = changed
     for key in path[:-1]:
@@ -192,11 +188,7 @@ def deep(directory: Path) -> None:
 
 
 def infinite(directory: Path) -> None:
-    text = (
-        (directory / MANIFEST)
-        .read_text()
-        .replace('"run_state":{"tokens":2000}', '"run_state":{"tokens":NaN}')
-    )
+    text = (directory / MANIFEST).read_text().replace('"run_state":{"tokens":2000}', '"run_state":{"tokens":NaN}')
     (directory / MANIFEST).write_text(text)
 
 
@@ -368,9 +360,7 @@ def fifo(signed: Path, other: Path) -> None:
     replaced(os.mkfifo, SIGNATURE)(signed / NEW)
 
 
-@pytest.mark.parametrize(
-    "attack", [drop, of_other_run, renamed, of_other_step, only_signature, nonsense, fifo]
-)
+@pytest.mark.parametrize("attack", [drop, of_other_run, renamed, of_other_step, only_signature, nonsense, fifo])
 def test_a_signature_is_for_one_run_and_one_step(
     attack: Callable[[Path, Path], None], tmp_path: Path, give: Callable[..., None]
 ) -> None:
@@ -442,9 +432,7 @@ def test_commands_end_in_one_line(steps: Path, capsys: pytest.CaptureFixture[str
             assert code == 2 or json.loads(printed.out)
 
 
-def test_verify_says_who_signed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], give: Callable[..., None]
-) -> None:
+def test_verify_says_who_signed(tmp_path: Path, capsys: pytest.CaptureFixture[str], give: Callable[..., None]) -> None:
     give(KEY)
     run = filled(tmp_path / "signed").parent
     checkpoints.main(["verify", f"--run={run}", f"--key={tmp_path / 'signing-key'}"])

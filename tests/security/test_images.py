@@ -277,9 +277,7 @@ def test_a_verdict_on_a_signature(
     assert (DIGEST in done.output, "me@example.com, confirmed by" in done.output) == (True, code != 3)
 
 
-def test_without_cosign_there_is_one_error(
-    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_cosign_there_is_one_error(yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     done = yard("verify", f"r.example.com/a@{DIGEST}", "--key", "cosign.pub")
     assert (done.exit_code, done.output.count("no cosign on PATH")) == (3, 1)
@@ -301,9 +299,7 @@ def registry(tmp_path: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    with subprocess.Popen(
-        ["crane", "registry", "serve", "--address", address], stderr=subprocess.DEVNULL
-    ) as server:
+    with subprocess.Popen(["crane", "registry", "serve", "--address", address], stderr=subprocess.DEVNULL) as server:
         try:
             host, _, port = address.partition(":")
             assert wait.until(lambda: socket.socket().connect_ex((host, int(port))) == 0, 20, 0.1)

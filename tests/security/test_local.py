@@ -157,9 +157,7 @@ def test_a_namespace_has_loopback_only(tmp_path: Path) -> None:
         processes.kill_tree([], [holder])
 
 
-def test_a_local_run_listens_on_loopback_only(
-    checkout: Any, make_job: Job, wait_until: Callable[..., None]
-) -> None:
+def test_a_local_run_listens_on_loopback_only(checkout: Any, make_job: Job, wait_until: Callable[..., None]) -> None:
     """Also with a user's own script, which joins by env://."""
     with socket.socket() as control:
         control.bind(("", 0))
@@ -298,9 +296,7 @@ def test_a_malformed_job_is_one_verdict(make_job: Job, template: dict[str, Any])
         assert analysed(job).verdict.state is not State.PASS
 
 
-def test_the_locks_of_ports_are_in_a_directory_of_ones_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_locks_of_ports_are_in_a_directory_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     locks, target = tmp_path / f"trainyard-{os.getuid()}", tmp_path / "target"
     with preconditions.own_port(39_017, asked=False) as port:

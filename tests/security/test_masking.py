@@ -188,9 +188,7 @@ def test_logs_are_masked_unless_asked_for(kind: str, world: NewWorld, cluster: C
     made = world()
     made.crash_looping(1, 1, *PLANTED[:-14], f"RuntimeError: {PLANTED[0]}")
     cluster(made)
-    words = (
-        ["why"] if kind == "why" else ["logs", *(["--" + kind.replace(" ", "-")] if kind != "logs" else [])]
-    )
+    words = ["why"] if kind == "why" else ["logs", *(["--" + kind.replace(" ", "-")] if kind != "logs" else [])]
     shown = yard.out(*words, code=1 if kind == "why" else 3)
     assert "***" in shown
     assert not leaked(shown)

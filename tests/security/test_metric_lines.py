@@ -67,7 +67,5 @@ def test_a_report_without_wrong_values_is_shown(key: str, tmp_path: Path) -> Non
         if found is not None:
             assert report._figures(found)
             assert all(sample["text"] for sample in found["samples"])
-    (tmp_path / "report.json").write_text(
-        '{"step": 1, "steps": 2, "samples": [{"prompt": "a", "text": "b"}, 7]}'
-    )
+    (tmp_path / "report.json").write_text('{"step": 1, "steps": 2, "samples": [{"prompt": "a", "text": "b"}, 7]}')
     assert report.read(tmp_path) == {"step": 1, "steps": 2, "samples": [{"prompt": "a", "text": "b"}]}

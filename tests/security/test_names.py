@@ -109,9 +109,7 @@ def test_no_command_hands_a_hostile_name_to_kubectl(
             holder["containers"][0]["envFrom"] = refer
             holder["serviceAccountName"] = "--as=evil"
             holder["nodeName"] = "--evil"
-            holder["containers"][0]["env"].insert(
-                0, {"name": "PET_RDZV_ENDPOINT", "value": "x,evil in (b):1"}
-            )
+            holder["containers"][0]["env"].insert(0, {"name": "PET_RDZV_ENDPOINT", "value": "x,evil in (b):1"})
             holder["volumes"] = [{"name": "a", "persistentVolumeClaim": {"claimName": "../evil"}}]
         for pod in made.pods:
             pod["metadata"]["labels"]["evil"] = "--evil"
@@ -129,9 +127,7 @@ def test_no_command_hands_a_hostile_name_to_kubectl(
     assert seen, "control: kubectl was asked"
     for argument in seen:
         ours = argument[: argument.index("--")] if "--" in argument else argument
-        assert all(word.partition("=")[0] in {*OPTIONS, "--context"} for word in ours if word[:1] == "-"), (
-            ours
-        )
+        assert all(word.partition("=")[0] in {*OPTIONS, "--context"} for word in ours if word[:1] == "-"), ours
         sent = ours if "exec" in ours else argument
         assert not any("evil" in word.lower() for word in sent), argument
     assert not (tmp_path / "evil").exists()
@@ -179,9 +175,7 @@ def test_cp_tells_the_pod_nothing_of_this_machine(
     sent = tmp_path / "sent.py"
     text = Path(file_sender.__file__).read_text()
     record = f"open({str(tmp_path / 'calls')!r}, 'a').write(repr((base, wanted, known)) + '\\n')"
-    sent.write_text(
-        text.replace('    """Send to standard output', f'    {record}\n    """Send to standard output')
-    )
+    sent.write_text(text.replace('    """Send to standard output', f'    {record}\n    """Send to standard output'))
     monkeypatch.setattr(file_sender, "__file__", str(sent))
     assert "1 copied" in yard.out("cp", JOB, ".", str(out))
     assert "0 copied" in yard.out("cp", JOB, ".", str(out))
@@ -262,9 +256,7 @@ def _on_a_terminal(*words: str) -> str:
 
 def test_every_way_to_print_shows_control_characters() -> None:
     made = random.Random(2)
-    text = "".join(
-        chr(made.choice((made.randrange(0x100), made.randrange(0x2100), 0xD800))) for _ in range(4000)
-    )
+    text = "".join(chr(made.choice((made.randrange(0x100), made.randrange(0x2100), 0xD800))) for _ in range(4000))
     text = text.replace("\n", "")
     program = (
         "import json, sys; from tools.core import output as o; from tools.core.verdict import State, Verdict;"

@@ -198,9 +198,7 @@ def every() -> tuple[Found, set[str]]:
     variable = set()
     for module in modules:
         calls = list(calls_of(module.tree))
-        functions = [
-            f for f in ast.walk(module.tree) if calls and isinstance(f, ast.FunctionDef | ast.Lambda)
-        ]
+        functions = [f for f in ast.walk(module.tree) if calls and isinstance(f, ast.FunctionDef | ast.Lambda)]
         inside = {id(call) for function in functions for call in calls_of(function)}
         for call in calls:
             flags = [word.value for word in call.keywords if word.arg == "flags"]

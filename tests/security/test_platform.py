@@ -58,9 +58,7 @@ USED = {
     "commands.bus.volcano.sh": ("create",),
     "trainingruntimes.trainer.kubeflow.org": ("list",),
     **{one: ("list",) for one in kinds.NOT_READ.values() if one.endswith(".kubeflow.org")},
-    **dict.fromkeys(
-        ("configmaps", "serviceaccounts", "networkpolicies.networking.k8s.io"), (*APPLY, "delete")
-    ),
+    **dict.fromkeys(("configmaps", "serviceaccounts", "networkpolicies.networking.k8s.io"), (*APPLY, "delete")),
     **dict.fromkeys(("deployments.apps", "services"), (*APPLY, "delete")),
     "pods": (*APPLY, "list", "watch", "delete"),
     "pods/log": ("get",),
@@ -160,11 +158,7 @@ def services(renderer: Renderer) -> Iterator[tuple[str, list[Object]]]:
 
 def test_each_service_has_its_own_policy(renderer: Renderer) -> None:
     for name, objects in services(renderer):
-        pods = [
-            one.get("spec", {}).get("template", one)
-            for one in objects
-            if one["kind"] in ("Pod", "Deployment")
-        ]
+        pods = [one.get("spec", {}).get("template", one) for one in objects if one["kind"] in ("Pod", "Deployment")]
         own = [one for one in objects if one["kind"] == "NetworkPolicy"]
         for pod in pods:
             labels = pod["metadata"]["labels"]
@@ -287,9 +281,7 @@ def test_the_team_may_do_what_yard_does_and_no_more(platform_objects: dict[str, 
     assert all(verbs <= given[resource] for resource, verbs in used.items())
     assert all(given[resource] - verbs <= {"get", "list", "watch"} for resource, verbs in used.items())
     assert all(verb in given[resource] for verb, resource in validate.RIGHTS)
-    (binding,) = (
-        one for one in objects if one["kind"] == "RoleBinding" and one["roleRef"]["name"] == "trainyard-team"
-    )
+    (binding,) = (one for one in objects if one["kind"] == "RoleBinding" and one["roleRef"]["name"] == "trainyard-team")
     assert [one["name"] for one in binding["subjects"]] == [f"trainyard-team:{TEAM}"]
     assert {one["metadata"]["namespace"] for one in objects if one["kind"] != "Namespace"} == {TEAM}
 
@@ -341,19 +333,14 @@ def test_the_install_has_the_flags_of_the_lockdown(renderer: Renderer, tmp_path:
             "apiVersion": "apps/v1",
             "kind": "Deployment",
             "metadata": {"name": name, "namespace": "flux-system"},
-            "spec": {
-                "template": {"spec": {"containers": [{"name": "manager", "args": ["--log-level=info"]}]}}
-            },
+            "spec": {"template": {"spec": {"containers": [{"name": "manager", "args": ["--log-level=info"]}]}}},
         }
         for name in names
     ]
     text = "---\n".join(f"{json.dumps(one)}\n" for one in made)
     (tmp_path / "install/gotk-components.yaml").write_text(text, encoding="utf-8")
     objects = parse(renderer.build(tmp_path / "install"), "install").objects
-    flags = {
-        one["metadata"]["name"]: one["spec"]["template"]["spec"]["containers"][0]["args"][1:]
-        for one in objects
-    }
+    flags = {one["metadata"]["name"]: one["spec"]["template"]["spec"]["containers"][0]["args"][1:] for one in objects}
     refs, remote, account = (
         *("--no-cross-namespace-refs=true", "--no-remote-bases=true", "--default-service-account=default"),
     )

@@ -34,9 +34,7 @@ from training.trainer.compile_cache import CompileCache
 ROOT = repo.root()
 CELLS = [f"overlays/{cell.name}" for cell in matrix.load(ROOT)]
 ABOVE_A_CELL = ("base/services/prepare", "base/services/nccl-test", "overlays/feature/precompile")
-FEATURES = tuple(
-    f"overlays/feature/{path.parent.name}" for path in ROOT.glob("overlays/feature/*/kust*.yaml")
-)
+FEATURES = tuple(f"overlays/feature/{path.parent.name}" for path in ROOT.glob("overlays/feature/*/kust*.yaml"))
 ALONE = ("debug", "tensorboard", "tensorboard-exposed")
 CACHES = ("CACHE", "TORCHINDUCTOR", "TRITON", "PYTHONPATH", "LD_", "TORCH_EXTENSIONS_DIR", "HOME", "TMPDIR")
 OWN = "runs/$(JOB_NAME)"
@@ -254,9 +252,7 @@ def test_no_other_copy_is_unpacked(change: Any, node: Path, tmp_path: Path) -> N
     assert not list(tmp_path.glob("**/outside"))
 
 
-def test_precompiled_graphs_are_files_and_replace_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_precompiled_graphs_are_files_and_replace_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs, own = tmp_path / "graphs/set/neuronxcc-2", tmp_path / "own/set"
     for module in ("MODULE_1", "MODULE_2"):
         (theirs / module).mkdir(parents=True)

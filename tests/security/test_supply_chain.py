@@ -114,18 +114,14 @@ def test_each_exception_of_the_audit_gives_a_reason(name: str) -> None:
         assert len(entry["reason"].split()) > 4, key
 
 
-@pytest.mark.parametrize(
-    "path", sorted(ROOT.glob("tests/*/binaries/*/go.sum")), ids=lambda path: path.parent.name
-)
+@pytest.mark.parametrize("path", sorted(ROOT.glob("tests/*/binaries/*/go.sum")), ids=lambda path: path.parent.name)
 def test_programs_that_the_tests_build_are_pinned_with_their_modules(path: Path) -> None:
     """go build checks each module with go.sum, because -mod=readonly may not change it."""
     assert (path.parent / "go.mod").is_file()
     assert " h1:" in path.read_text(encoding="utf-8")
 
 
-def test_go_modules_are_compared_with_the_checksum_database(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_go_modules_are_compared_with_the_checksum_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a machine sets for its private modules, in variables or with `go env -w`."""
     settings = tmp_path / "env"
     settings.write_text("GONOSUMDB=*\nGOSUMDB=off\nGOINSECURE=*\nGOPRIVATE=*\n")
@@ -204,9 +200,7 @@ def test_a_checked_download_passes(line: str, tmp_path: Path) -> None:
         ("huggingface-cli login --token $T && ./fetch.sh && rm -rf ~/.cache/huggingface/token", False),
     ],
 )
-def test_a_credential_that_a_command_writes_into_a_layer_is_found(
-    line: str, found: bool, tmp_path: Path
-) -> None:
+def test_a_credential_that_a_command_writes_into_a_layer_is_found(line: str, found: bool, tmp_path: Path) -> None:
     assert ("secrets" in faults(f"RUN --mount=type=secret,id=gh {line}", tmp_path)) is found
 
 

@@ -29,9 +29,7 @@ SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "data
 
 
 def container_of(job: dict[str, Any]) -> dict[str, Any]:
-    container: dict[str, Any] = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"][
-        "containers"
-    ][0]
+    container: dict[str, Any] = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     return container
 
 
@@ -169,9 +167,7 @@ def test_volumes_become_files(make_job: Job, tmp_path: Path) -> None:
     spec["volumes"] += [
         {
             "name": "both",
-            "projected": {
-                "sources": [{"configMap": {"name": "c", "items": items}}, {"secret": {"name": "s"}}]
-            },
+            "projected": {"sources": [{"configMap": {"name": "c", "items": items}}, {"secret": {"name": "s"}}]},
         },
         {"name": "other", "persistentVolumeClaim": {"claimName": "other"}},
         {"name": "host", "hostPath": {"path": "/etc"}},

@@ -95,9 +95,7 @@ def test_every_elastic_field_in_its_place(make_job: Job) -> None:
         ({"minReplicas": 1, "maxReplicas": 5}, "1:5"),
     ],
 )
-def test_missing_bounds_take_the_other_or_the_replicas(
-    make_job: Job, policy: dict[str, int], nodes: str
-) -> None:
+def test_missing_bounds_take_the_other_or_the_replicas(make_job: Job, policy: dict[str, int], nodes: str) -> None:
     assert dict(injected(made(make_job(spec={"elasticPolicy": policy}))[0]))["PET_NNODES"] == nodes
 
 

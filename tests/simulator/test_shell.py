@@ -142,8 +142,7 @@ def wait_for(note: Path, *words: str) -> None:
 def test_sigterm_reaches_the_launcher_as_predicted(script: str, tmp_path: Path) -> None:
     program, note = tmp_path / "torchrun", tmp_path / "note"
     program.write_text(
-        f"#!/bin/bash\ntrap 'echo got >> {note}; exit' TERM\necho up >> {note}\nsleep 0.7 & wait\n"
-        f"echo end >> {note}\n"
+        f"#!/bin/bash\ntrap 'echo got >> {note}; exit' TERM\necho up >> {note}\nsleep 0.7 & wait\necho end >> {note}\n"
     )
     program.chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"

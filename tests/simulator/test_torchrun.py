@@ -68,9 +68,7 @@ def test_plain_python_is_no_launcher() -> None:
         assert (found.torchrun, found.unknown) == (None, "")
 
 
-CONFIG = (
-    "distributed_type: FSDP\nnum_machines: 2\nnum_processes: 16\nmain_process_ip: h\nmain_process_port: 5\n"
-)
+CONFIG = "distributed_type: FSDP\nnum_machines: 2\nnum_processes: 16\nmain_process_ip: h\nmain_process_port: 5\n"
 
 
 @pytest.mark.parametrize(

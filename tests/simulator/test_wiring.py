@@ -231,16 +231,12 @@ def test_master_and_workers_are_proved_through_a_shell_and_a_pipe(checkout: Any,
 
 
 def test_plain_python_with_a_master_is_proved(checkout: Any, make_job: Job) -> None:
-    done = checkout.yard(
-        "wiring", checkout.cell(make_job("plain", master=True, command=["python", "no_such.py"]))
-    )
+    done = checkout.yard("wiring", checkout.cell(make_job("plain", master=True, command=["python", "no_such.py"])))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "plain-worker-0: rank 1 of 2" in done.stdout
 
 
-def test_a_launcher_that_fails_is_a_fail_and_one_that_has_not_started_is_unknown(
-    checkout: Any, make_job: Job
-) -> None:
+def test_a_launcher_that_fails_is_a_fail_and_one_that_has_not_started_is_unknown(checkout: Any, make_job: Job) -> None:
     bad = make_job("refuses", pods=1, command=["torchrun", "--start-method=none", "a.py"])
     done = checkout.yard("wiring", checkout.cell(bad))
     assert done.returncode == 1
@@ -285,9 +281,7 @@ def test_files_that_hold_no_job(checkout: Any, text: str, message: str) -> None:
 ETCD = {
     "selector": {"app": "etcd"},
     "labels": {"app": "etcd"},
-    "containers": [
-        {"name": "etcd", "image": "quay.io/coreos/etcd:v3.5.9", "command": ["etcd", "--enable-v2"]}
-    ],
+    "containers": [{"name": "etcd", "image": "quay.io/coreos/etcd:v3.5.9", "command": ["etcd", "--enable-v2"]}],
 }
 
 

@@ -95,9 +95,7 @@ def test_a_killed_process_continues_in_the_middle_of_a_file(site: WebServer, tmp
     assert any(one.path == "/a.bin" and one.first > 0 for one in site.asked), site.asked
 
 
-def test_a_complete_archive_is_not_fetched_again_when_unpacking_was_killed(
-    site: WebServer, tmp_path: Path
-) -> None:
+def test_a_complete_archive_is_not_fetched_again_when_unpacking_was_killed(site: WebServer, tmp_path: Path) -> None:
     _tar(site.root / "many.tar", {f"{n:05d}.txt": b"text" * 50 for n in range(6000)})
     target = tmp_path / "claim/text/many"
     first = started("fetch", f"--to={target}", "--", f"{site.url}/many.tar")
@@ -122,9 +120,7 @@ def _until(ready: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_a_model_of_the_hub_comes_at_a_commit_with_its_published_digests(
-    site: WebServer, tmp_path: Path
-) -> None:
+def test_a_model_of_the_hub_comes_at_a_commit_with_its_published_digests(site: WebServer, tmp_path: Path) -> None:
     model = site.root / "hub/team/gated-8b"
     (model / "original").mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "pytorch_model.bin", "original/consolidated.00.pth"):
@@ -183,9 +179,7 @@ def test_a_prefix_of_s3_comes_signed_and_anonymous(tmp_path: Path) -> None:
         assert tree(tmp_path / "signed") == {"a.txt": b"texts/a.txt", "deep/b.txt": b"texts/deep/b.txt"}
         code, _, said = fetched("s3://corpus/texts", tmp_path / "nobody", **there, **nobody)
         assert (code, "no credentials" in said) == (2, True), said
-        code, _, said = fetched(
-            "s3://corpus/texts/a.txt", tmp_path / "public", "--no-sign-request", **there, **nobody
-        )
+        code, _, said = fetched("s3://corpus/texts/a.txt", tmp_path / "public", "--no-sign-request", **there, **nobody)
         assert (code, tree(tmp_path / "public")) == (0, {"a.txt": b"texts/a.txt"}), said
         code, _, said = fetched("s3://other/texts", tmp_path / "other", **there, **signed)
         assert (code, "there is no such bucket" in said) == (2, True), said

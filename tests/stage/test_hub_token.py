@@ -23,9 +23,7 @@ def stdin_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     given = tmp_path / "given"
     program = tmp_path / "bin/kubectl"
     program.parent.mkdir()
-    program.write_text(
-        f"#!/bin/sh\necho \"$@\" >> {tmp_path}/words\ncat > {given}\necho '{json.dumps(STORED)}'\n"
-    )
+    program.write_text(f"#!/bin/sh\necho \"$@\" >> {tmp_path}/words\ncat > {given}\necho '{json.dumps(STORED)}'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     return given

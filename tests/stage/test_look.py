@@ -98,9 +98,7 @@ def test_what_the_pod_says_of_a_volume(tmp_path: Path) -> None:
     assert not there("run", tmp_path)
 
 
-def test_without_the_right_to_look_the_job_is_not_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_right_to_look_the_job_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kubectl whose user may nothing: one line says CANNOT TELL, and submit continues."""
     real = shutil.which("kubectl")
     if real is None:

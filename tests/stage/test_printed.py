@@ -24,9 +24,7 @@ def test_the_printed_commands(tmp_path: Path) -> None:
         (corpus / path.name).write_bytes(path.read_bytes())
     for line in printed.run_by("tests/stage/test_printed.py"):
         words = line.replace(".venv/bin/yard", f"{sys.executable} -m tools.cli")
-        done = subprocess.run(
-            words, shell=True, cwd=checkout, capture_output=True, text=True, timeout=400, check=False
-        )
+        done = subprocess.run(words, shell=True, cwd=checkout, capture_output=True, text=True, timeout=400, check=False)
         assert done.returncode == 0, f"{line}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
     assert (checkout / "local/text/corpus/argparse.py").is_file()
     metrics = (checkout / "local/runs/cpu-llama-tiny-train-corpus/metrics.jsonl").read_text()

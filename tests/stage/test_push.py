@@ -18,9 +18,7 @@ from training.stage.offer import Broken, Changed, Offer
 LARGE = random.Random(3).randbytes(9_000_000)
 
 
-def received(
-    offer: Offer, target: Path, say: Callable[[str], None] = lambda line: None
-) -> tuple[dict[str, Any], str]:
+def received(offer: Offer, target: Path, say: Callable[[str], None] = lambda line: None) -> tuple[dict[str, Any], str]:
     """Offer files to a receiver; return its answer and what it said."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(

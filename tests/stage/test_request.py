@@ -81,9 +81,7 @@ def test_the_pod_passes_preflight_and_sees_only_its_claims(source: str) -> None:
     assert claims == ({"own", "other"} if source.startswith("other") else {"own"})
     assert spec["serviceAccountName"] == "reader"
     assert all(
-        mount["readOnly"]
-        for mount in spec["containers"][0]["volumeMounts"]
-        if mount["mountPath"] == pods.ORIGIN
+        mount["readOnly"] for mount in spec["containers"][0]["volumeMounts"] if mount["mountPath"] == pods.ORIGIN
     )
 
 

@@ -39,10 +39,7 @@ def test_compile(start: Callable[..., Job], tmp_path: Path, capsys: pytest.Captu
             found[pod].append(_measure(start, f"run-{number}", own, signs))
     with capsys.disabled():
         print(
-            "\n"
-            + PRINTED.format(
-                f"median of {ROUNDS}", "first step, s", "start to it, s", "ratio", "first steps, s"
-            )
+            "\n" + PRINTED.format(f"median of {ROUNDS}", "first step, s", "start to it, s", "ratio", "first steps, s")
         )
         cold = statistics.median(step for step, _ in found[PODS[0]])
         for pod, figures in found.items():

@@ -44,9 +44,7 @@ def say(count: int, start: int = 0) -> str:
 def chat(*turns: str) -> dict[str, Any]:
     """Messages of user and assistant in turns."""
     return {
-        "messages": [
-            {"role": ("user", "assistant")[number % 2], "content": turn} for number, turn in enumerate(turns)
-        ]
+        "messages": [{"role": ("user", "assistant")[number % 2], "content": turn} for number, turn in enumerate(turns)]
     }
 
 

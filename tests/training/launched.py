@@ -25,9 +25,7 @@ def main() -> int:
     rank = int(os.environ.get("RANK", "0"))
     child = None
     if others:
-        child = subprocess.Popen(
-            [sys.executable, __file__, *others], env={**os.environ, "RANK": str(rank + 1)}
-        )
+        child = subprocess.Popen([sys.executable, __file__, *others], env={**os.environ, "RANK": str(rank + 1)})
     heartbeat.begin(RUN.heartbeat, rank)
     code = globals()[what.replace(" ", "_")](rank)
     if child is not None:

@@ -28,9 +28,7 @@ PUBLISHED = {
 }
 
 
-def _model(
-    layers: int, hidden: int, heads: int, kv: int, feed_forward: int, vocabulary: int, tied: int
-) -> Model:
+def _model(layers: int, hidden: int, heads: int, kv: int, feed_forward: int, vocabulary: int, tied: int) -> Model:
     return Model(
         architecture="llama", vocab_size=vocabulary, hidden_size=hidden, intermediate_size=feed_forward,
         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv,
@@ -55,9 +53,7 @@ def test_flops_per_token_in_torchtitans_convention() -> None:
     assert flops_per_token(model, 8192) == pytest.approx(57.9e9, rel=1e-3)
 
 
-def test_a_wrong_count_is_an_error_of_the_configuration(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_count_is_an_error_of_the_configuration(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new family whose count is wrong is not worth a restart."""
     monkeypatch.setattr(causal, "parameters", lambda model: 1000)
     with pytest.raises(ConfigError, match=r"[\d,]+ parameters \([\d,]+ per block\), but .* counts 1,000 "):

@@ -82,9 +82,7 @@ def test_without_a_compiler_auto_runs_uncompiled_and_on_is_refused(
         resolve(_resolved(texts, "device.compile=on"))
 
 
-@pytest.mark.skipif(
-    torch.cuda.is_available(), reason="this machine has a CUDA device, which the test needs absent"
-)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device, which the test needs absent")
 def test_cuda_without_a_card_is_refused(texts: Texts) -> None:
     with pytest.raises(ConfigError, match=r"device\.type is cuda, but torch sees no CUDA device"):
         resolve(_resolved(texts, "device.type=cuda"))

@@ -213,9 +213,7 @@ def test_a_stopped_rank_is_restarted_and_a_killed_one_is_the_cause_of_the_end(st
     assert last is not None
     assert (record["message"], record["phase"], last.pid) == ("was killed by SIGKILL", last.phase, killed)
     assert record["host"] == socket.gethostname()
-    assert any(
-        "continuing from step" in line for line in (job.run / "logs/rank-00000.log").read_text().splitlines()
-    )
+    assert any("continuing from step" in line for line in (job.run / "logs/rank-00000.log").read_text().splitlines())
 
 
 def test_a_permanent_failure_uses_no_restart_of_torchrun(tmp_path: Path) -> None:

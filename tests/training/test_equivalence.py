@@ -19,9 +19,7 @@ def alone(texts: Texts, data_root: Path, tmp_path_factory: pytest.TempPathFactor
     return losses(run(texts, ("parallel.micro_batch_size=8",), directory, data_root))
 
 
-def test_accumulation_changes_nothing(
-    alone: list[float], texts: Texts, data_root: Path, tmp_path: Path
-) -> None:
+def test_accumulation_changes_nothing(alone: list[float], texts: Texts, data_root: Path, tmp_path: Path) -> None:
     accumulated = losses(run(texts, ("parallel.micro_batch_size=4",), tmp_path, data_root))
     assert len(accumulated) == 20
     assert accumulated == pytest.approx(alone, rel=1e-4)
@@ -56,9 +54,7 @@ def test_activation_checkpointing_changes_nothing(
     assert passes.count(True) == 20 * 2 * 2  # in each step each of two blocks is computed twice
 
 
-def test_bf16_computes_over_fp32_masters(
-    alone: list[float], texts: Texts, data_root: Path, tmp_path: Path
-) -> None:
+def test_bf16_computes_over_fp32_masters(alone: list[float], texts: Texts, data_root: Path, tmp_path: Path) -> None:
     overrides = ("parallel.micro_batch_size=8", "device.precision=bf16")
     done = run(texts, overrides, tmp_path, data_root)
     assert losses(done) != alone

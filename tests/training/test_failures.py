@@ -25,9 +25,7 @@ from training.trainer import state
 from training.weights import WeightsError
 
 
-def test_a_loss_that_is_not_finite_stops_before_it_is_saved(
-    texts: Texts, data_root: Path, tmp_path: Path
-) -> None:
+def test_a_loss_that_is_not_finite_stops_before_it_is_saved(texts: Texts, data_root: Path, tmp_path: Path) -> None:
     wild = ("train.learning_rate=1.0e+30", "train.warmup_steps=0", "checkpoint.every=1")
     with pytest.raises(NanError, match=r"not finite at step \d"):
         run(texts, wild, tmp_path, data_root)
@@ -104,9 +102,7 @@ def test_bad_input_is_one_record_per_rank_without_traceback(
     assert causes
     assert {c["class"] for c in causes} == {kind}
     assert says in causes[0]["message"]
-    assert (
-        "Traceback" not in job.text().split("torch/distributed/run.py")[0].split("Traceback (most recent")[0]
-    )
+    assert "Traceback" not in job.text().split("torch/distributed/run.py")[0].split("Traceback (most recent")[0]
 
 
 def test_a_failed_checkpoint_is_a_warning_and_training_continues(
@@ -155,9 +151,7 @@ def test_stop_requests_count_only_after_the_loop_listens() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_configuration_of_another_entry_point_is_refused(
-    texts: Texts, data_root: Path, tmp_path: Path
-) -> None:
+def test_a_configuration_of_another_entry_point_is_refused(texts: Texts, data_root: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"training\.finetune does: model\.weights is set"):
         run(texts, ("model.weights=/somewhere",), tmp_path, data_root)
 

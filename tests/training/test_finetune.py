@@ -71,13 +71,9 @@ def adapted(shared: Path, texts: Texts) -> RunDir:
 
 
 @pytest.mark.parametrize("architecture", BASES)
-def test_adapters_are_trained_and_nothing_else(
-    architecture: str, shared: Path, texts: Texts, tmp_path: Path
-) -> None:
+def test_adapters_are_trained_and_nothing_else(architecture: str, shared: Path, texts: Texts, tmp_path: Path) -> None:
     """They learn; the checkpoint holds only them; the report has the losses before and after."""
-    done = run(
-        texts, _overrides(shared, architecture, LORA), tmp_path / "runs/r", shared / "data", task=Finetune()
-    )
+    done = run(texts, _overrides(shared, architecture, LORA), tmp_path / "runs/r", shared / "data", task=Finetune())
     saved = tensors(done, lambda name: name.startswith("model."))
     assert sum(tensor.numel() for tensor in saved.values()) == ADAPTERS
     assert all(".lora_A." in name or ".lora_B." in name for name in saved)
@@ -107,9 +103,7 @@ def test_every_weight_is_trained_without_the_section_lora(
     assert read_json(done.report)["heldout_loss_before"] == pytest.approx(before, rel=1e-6)
 
 
-def test_packed_examples_have_the_loss_that_they_have_alone(
-    shared: Path, texts: Texts, tmp_path: Path
-) -> None:
+def test_packed_examples_have_the_loss_that_they_have_alone(shared: Path, texts: Texts, tmp_path: Path) -> None:
     """Up to the order of sums in fp32, for eager and sdpa; without separate documents the loss differs."""
     # Large initial weights, so that attention matters.
     for override in _overrides(shared, "llama", "model.initializer_range=0.3"):
@@ -205,9 +199,7 @@ def test_an_example_is_shown_with_what_is_learned(shared: Path, texts: Texts, tm
     where = f"{shared}/chats.jsonl, line 1 (format messages, recognised by the field messages): 24 tokens"
     assert shown() == f"{where}, 3 of 24 are learned, in [[ ]]:\n{asked}{learned}"
     cut = shown("sequence_length=20", "data.overlong=split")
-    assert cut.startswith(
-        f"{where}, more than sequence_length 20 (data.overlong: split)\n\n0 of 20 are learned"
-    )
+    assert cut.startswith(f"{where}, more than sequence_length 20 (data.overlong: split)\n\n0 of 20 are learned")
     assert cut.count("are learned") == 2
     assert cut.endswith("[[the cat<|im_end|>]]\n")
 

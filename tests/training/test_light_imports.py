@@ -21,9 +21,7 @@ def loaded(*modules: str) -> str:
     """Import modules in a child process; return the heavy modules that this loaded."""
     code = f"import sys, {', '.join(modules)}; print(*sorted({{'torch', 'numpy'}} & set(sys.modules)))"
     root = Path(__file__).parents[2]
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True
-    ).stdout
+    return subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True).stdout
 
 
 def test_light_modules_load_no_torch() -> None:

@@ -125,9 +125,7 @@ def test_packed_documents_do_not_attend_to_each_other(config: Config, attention:
     assert torch.equal(before[:, 24:], after[:, 24:])  # a later document
     assert not torch.equal(before[:, 12:24], after[:, 12:24])
     mixed = model.logits(changed, positions, torch.zeros_like(documents))  # control: one document leaks
-    assert not torch.equal(
-        mixed[:, 24:], model.logits(tokens, positions, torch.zeros_like(documents))[:, 24:]
-    )
+    assert not torch.equal(mixed[:, 24:], model.logits(tokens, positions, torch.zeros_like(documents))[:, 24:])
 
 
 def test_a_packed_document_has_the_same_logits_as_alone(config: Config) -> None:

@@ -28,9 +28,7 @@ def undisturbed(texts: Texts, data_root: Path, tmp_path_factory: pytest.TempPath
     return run(texts, DROPOUT, tmp_path_factory.mktemp("undisturbed"), data_root)
 
 
-def _stopped_and_resumed(
-    texts: Texts, data_root: Path, directory: Path, without: str | None = None
-) -> RunDir:
+def _stopped_and_resumed(texts: Texts, data_root: Path, directory: Path, without: str | None = None) -> RunDir:
     """Stop at step 7, continue in a new state to step 20 without one part of the saved state."""
     run(texts, DROPOUT, directory, data_root, StopAfter(7))
     assert newest(directory / "checkpoints").step == 7  # type: ignore[union-attr]
@@ -58,9 +56,7 @@ def _forget_moments(parts: dict[str, state.Part]) -> None:
     parts["optimizer"] = replace(parts["optimizer"], tensors=dropped)
 
 
-def test_a_stopped_run_continues_bitwise(
-    undisturbed: RunDir, texts: Texts, data_root: Path, tmp_path: Path
-) -> None:
+def test_a_stopped_run_continues_bitwise(undisturbed: RunDir, texts: Texts, data_root: Path, tmp_path: Path) -> None:
     resumed = _stopped_and_resumed(texts, data_root, tmp_path)
     assert losses(resumed) == losses(undisturbed)
     assert same(tensors(resumed), tensors(undisturbed))
@@ -93,18 +89,14 @@ def test_a_killed_worker_costs_nothing(start: Callable, two_ranks: tuple[str, ..
     os.kill(victim, signal.SIGKILL)
     assert struck.wait() == 0, struck.text()
     assert victim not in struck.workers()
-    assert (
-        "continuing from step" in (struck.run / "logs" / "rank-00000.log").read_text()
-    )  # it really restarted
+    assert "continuing from step" in (struck.run / "logs" / "rank-00000.log").read_text()  # it really restarted
     assert [r["step"] for r in struck.records()] == list(range(1, 41))
     assert struck.losses() == calm.losses()
     assert same(tensors(RunDir(struck.run)), tensors(RunDir(calm.run)))
 
 
 @pytest.mark.long
-def test_sigterm_saves_the_same_step_on_all_ranks_and_loses_none(
-    start: Callable, two_ranks: tuple[str, ...]
-) -> None:
+def test_sigterm_saves_the_same_step_on_all_ranks_and_loses_none(start: Callable, two_ranks: tuple[str, ...]) -> None:
     job = start("drained", nproc=2, overrides=(*two_ranks, "checkpoint.every=1000", "train.steps=400"))
     job.until(lambda: len(job.records()) >= 6)
     job.process.send_signal(signal.SIGTERM)
@@ -169,9 +161,7 @@ def test_a_run_directory_refuses_another_model(texts: Texts, data_root: Path, tm
         run(texts, ("train.seed=9",), tmp_path, data_root)
 
 
-def test_a_finished_run_stops_at_once_unless_steps_are_raised(
-    texts: Texts, data_root: Path, tmp_path: Path
-) -> None:
+def test_a_finished_run_stops_at_once_unless_steps_are_raised(texts: Texts, data_root: Path, tmp_path: Path) -> None:
     done = run(texts, ("train.steps=4",), tmp_path, data_root)
     report, metrics = done.report.read_bytes(), done.metrics.read_bytes()
     run(texts, ("train.steps=4",), tmp_path, data_root)

@@ -173,17 +173,13 @@ def test_a_later_step_replaces_and_another_run_is_refused(server: Server, model:
         ("https://models/x", r"write s3://bucket/prefix"),
     ],
 )
-def test_a_wrong_destination_is_one_error_before_and_after(
-    server: Server, model: Path, to: str, says: str
-) -> None:
+def test_a_wrong_destination_is_one_error_before_and_after(server: Server, model: Path, to: str, says: str) -> None:
     for call in (lambda: check(to, "tiny", print), lambda: upload(model, to, "tiny", 7, print)):
         with pytest.raises(ConfigError, match=says):
             call()
 
 
-def test_credentials_are_the_pods(
-    server: Server, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_credentials_are_the_pods(server: Server, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """EKS Pod Identity: an agent on the node gives credentials for the service account's token."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -194,9 +190,7 @@ def test_credentials_are_the_pods(
     thread = threading.Thread(target=agent.serve_forever, daemon=True)
     thread.start()
     (tmp_path / "token").write_text("the-pods-token")
-    monkeypatch.setenv(
-        "AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{agent.server_port}/v1/credentials"
-    )
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{agent.server_port}/v1/credentials")
     monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(tmp_path / "token"))
     try:
         upload(model, TO, "tiny", 7, print)

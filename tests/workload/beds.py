@@ -120,9 +120,7 @@ RUNTIME = {
                     {
                         "name": "node",
                         "template": {
-                            "metadata": {
-                                "labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-                            },
+                            "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
                             "spec": {"template": template(TORCHRUN, "node")},
                         },
                     },

@@ -145,9 +145,7 @@ def test_selection_suspension_and_retries(
         return
     item = copy.deepcopy(workload.item)
     target, source = item["spec"], patch["spec"]
-    target |= {
-        key: {**target.get(key, {}), **new} if isinstance(new, dict) else new for key, new in source.items()
-    }
+    target |= {key: {**target.get(key, {}), **new} if isinstance(new, dict) else new for key, new in source.items()}
     item["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
     suspended = of([item, *workload.manifests.objects[1:]])
     assert suspended.suspended
@@ -222,9 +220,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
         ),
     ],
 )
-def test_live_pods(
-    name: str, pod: str, labels: dict[str, str], place: tuple[str, int], rank_zero: bool | None
-) -> None:
+def test_live_pods(name: str, pod: str, labels: dict[str, str], place: tuple[str, int], rank_zero: bool | None) -> None:
     prefix = "training.kubeflow.org/" if name == "PyTorchJob" else ""
     live = {"metadata": {"name": pod, "labels": {prefix + key: text for key, text in labels.items()}}}
     workload = of(bed(name))
@@ -481,9 +477,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Any:
 @pytest.mark.parametrize("name", BEDS)
 def test_a_live_object_with_too_many_pods_is_one_error(name: str) -> None:
     text = str(bed(name)).replace("'replicas': 2", "'replicas': 5000")
-    text = text.replace("'parallelism': 2", "'parallelism': 5000").replace(
-        "'completions': 2", "'completions': 5000"
-    )
+    text = text.replace("'parallelism': 2", "'parallelism': 5000").replace("'completions': 2", "'completions': 5000")
     objects = eval(text.replace("'numNodes': 2", "'numNodes': 5000"))
     with pytest.raises(UserError, match=r"the job has 5,00[01] pods"):
         of(objects).pods()

@@ -103,9 +103,7 @@ def test_a_trials_placeholders_are_not_template_text() -> None:
 
 
 def test_the_items_of_a_list_are_judged() -> None:
-    text = yaml.safe_dump(
-        {"apiVersion": "v1", "kind": "List", "items": [*bed("JobSet"), app_wrapper(*bed("Volcano"))]}
-    )
+    text = yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [*bed("JobSet"), app_wrapper(*bed("Volcano"))]})
     found = kinds.find(parse(text, "list"))
     assert [one.kind for one in found.workloads] == ["JobSet", "Job"]
 
@@ -116,11 +114,7 @@ def test_the_items_of_a_list_are_judged() -> None:
         *({}, {"components": {}}, {"components": [5]}, {"components": [{"template": []}]}),
         *({"components": [{}]}, {"components": [{"template": {"kind": "PyTorchJob", "apiVersion": 5}}]}),
         {"components": [{"template": {"kind": "Job", "apiVersion": "batch/v1", "metadata": []}}]},
-        {
-            "components": [
-                {"template": {"kind": "Job", "apiVersion": "batch/v1", "spec": {"parallelism": 10**9}}}
-            ]
-        },
+        {"components": [{"template": {"kind": "Job", "apiVersion": "batch/v1", "spec": {"parallelism": 10**9}}}]},
     ],
 )
 def test_a_misshapen_wrapper_is_one_error(spec: Object) -> None:
@@ -133,9 +127,7 @@ def test_a_misshapen_wrapper_is_one_error(spec: Object) -> None:
 PARALLEL = {"parallelism": 2, "template": template(TORCHRUN)}
 UNKNOWN = [
     (
-        made(
-            "kubeflow.org/v2beta1", "MPIJob", {"mpiReplicaSpecs": {"Worker": {"template": template(["a"])}}}
-        ),
+        made("kubeflow.org/v2beta1", "MPIJob", {"mpiReplicaSpecs": {"Worker": {"template": template(["a"])}}}),
         "spec.mpiReplicaSpecs.Worker.template",
     ),
     (
@@ -152,9 +144,7 @@ UNKNOWN = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("item", "path"), UNKNOWN, ids=lambda one: one["kind"] if isinstance(one, dict) else ""
-)
+@pytest.mark.parametrize(("item", "path"), UNKNOWN, ids=lambda one: one["kind"] if isinstance(one, dict) else "")
 def test_a_kind_that_is_not_modelled_is_cannot_tell(
     item: Object, path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,9 +85,7 @@ class RetryBudget(Waiting):
     def _starts(self, **_: Any) -> None:
         self._began, self._number = time.monotonic(), 1
 
-    def _failed_once(
-        self, response: Any, operation: Any, attempts: int, caught_exception: Any, **_: Any
-    ) -> None:
+    def _failed_once(self, response: Any, operation: Any, attempts: int, caught_exception: Any, **_: Any) -> None:
         """Raise the error of the attempt, instead of a retry, when the time is spent."""
         from botocore.exceptions import ClientError
 

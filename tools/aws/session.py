@@ -54,9 +54,7 @@ class AwsError(UserError):
         self.kind = kind
         self.aws_code = aws_code
         # Whether all other requests would fail too. A region that AWS refuses may concern one service.
-        self.hides_all = kind in ("expired", "clock", "credentials", "usage") or (
-            kind == "region" and not aws_code
-        )
+        self.hides_all = kind in ("expired", "clock", "credentials", "usage") or (kind == "region" and not aws_code)
         # CloudFormation answers with a ValidationError.
         self.is_missing = kind == "missing" or "does not exist" in message
 
@@ -252,9 +250,7 @@ class Session:
             message = f"{where}: the account cannot use this region or service: {text}"
             return AwsError("region", message, hint, code)
         if "NotFound" in code or code.startswith("NoSuch") or code == "ResourceNotFoundException":
-            return AwsError(
-                "missing", f"{where}: {text}", f"is it in another region than {self._region}?", code
-            )
+            return AwsError("missing", f"{where}: {text}", f"is it in another region than {self._region}?", code)
         if status >= 500:
             return AwsError("endpoint", f"{where}: AWS failed: {text}", "repeat later", code)
         return AwsError("refused", f"{where}: {text}", None, code)

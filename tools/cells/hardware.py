@@ -40,9 +40,7 @@ class OwnNode(BaseModel):
     labels: dict[Name, Name] = Field(min_length=1)  # the nodes have all of them
     cpus: Amount = Field(ge=1)  # allocatable processors
     memory: Amount = Field(ge=2**30)  # allocatable bytes, without huge pages
-    devices: dict[Name, Annotated[int, Field(ge=1, le=1024)]] = Field(
-        {}, max_length=1
-    )  # resource name: number
+    devices: dict[Name, Annotated[int, Field(ge=1, le=1024)]] = Field({}, max_length=1)  # resource name: number
     device: Name | None = None  # the card's name, such as H100
     device_memory: Amount = 0  # bytes of one device
     efa: int = Field(0, ge=0, le=64)
@@ -55,9 +53,7 @@ class OwnNode(BaseModel):
             known = ", ".join(str(one) for one in DEVICES if one)
             raise UserError(f"devices: the trainer has no image for {resource}", f"known: {known}")
         if resource and (self.device is None or self.device_memory < MIB):
-            raise UserError(
-                "devices: device and device_memory are needed too", "device: H100, device_memory: 80Gi"
-            )
+            raise UserError("devices: device and device_memory are needed too", "device: H100, device_memory: 80Gi")
         cores = NEURON_CORES.get(str(self.device), 2) if resource == NEURON else 1
         return Instance(
             name=name,
@@ -105,9 +101,7 @@ def files(name: str, found: Instance) -> dict[str, str]:
         device = f"{found.accelerator} of {found.accelerator_memory_mib / 1024:.0f} GiB"
     else:
         device = "the processors"
-    about = (
-        f"The hardware {name}: {device}. A pod takes one whole {found.name} unless the matrix names another"
-    )
+    about = f"The hardware {name}: {device}. A pod takes one whole {found.name} unless the matrix names another"
     text = _TEXTS["hardware"].format(
         about=about, image=row["image"], version=__version__, patches=row.get("patches", "")
     )

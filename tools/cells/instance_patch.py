@@ -73,8 +73,7 @@ def taints(instance: Instance) -> list[str]:
 def patch(instance: Instance) -> str:
     """Return the JSON6902 patch, as YAML, that fits base/pytorchjob to one whole machine of this type."""
     selectors = [
-        {"key": key, "operator": "In", "values": _flow(values)}
-        for key, values in instance.node_labels.items()
+        {"key": key, "operator": "In", "values": _flow(values)} for key, values in instance.node_labels.items()
     ]
     terms = {"nodeSelectorTerms": [{"matchExpressions": selectors}]}
     found = limits(instance)

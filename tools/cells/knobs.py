@@ -120,9 +120,7 @@ def features() -> list[str]:
     """Return the names of the Components below overlays/feature."""
     top = repo.root() / FEATURES
     return sorted(
-        path.relative_to(top).as_posix()
-        for path in top.rglob("*")
-        if path.is_dir() and is_kustomization(path)
+        path.relative_to(top).as_posix() for path in top.rglob("*") if path.is_dir() and is_kustomization(path)
     )
 
 
@@ -203,9 +201,7 @@ def _write_number(
 
 def _set_image(job: Workload, image: str) -> None:
     if not re.fullmatch(r"[\w][\w.:/@-]{0,1023}", image):
-        raise UserError(
-            f"--image {image[:80]!r}: not the name of an image", "registry/name:tag or @sha256:..."
-        )
+        raise UserError(f"--image {image[:80]!r}: not the name of an image", "registry/name:tag or @sha256:...")
     for container in job.training_containers():
         container["image"] = image
 

@@ -80,9 +80,7 @@ class Renderer:
         except (TooLarge, UnicodeDecodeError) as problem:
             raise UserError(f"{shown(path)} does not render to a manifest: {problem}") from None
         if done.returncode != 0:
-            raise UserError(
-                f"{shown(path)} does not render: {_short(complaint, path)}", f"rendered by {self}"
-            )
+            raise UserError(f"{shown(path)} does not render: {_short(complaint, path)}", f"rendered by {self}")
         output.notes(complaint)  # warnings about deprecated fields
         return answer
 

@@ -125,9 +125,7 @@ def wanted(root: Path, matrix: Matrix) -> dict[Path, str]:
         for name, text in hardware.files(one, instance).items()
     }
     return files | {
-        root / "overlays" / cell.name / name: text
-        for cell in matrix.cells
-        for name, text in leaf(cell).items()
+        root / "overlays" / cell.name / name: text for cell in matrix.cells for name, text in leaf(cell).items()
     }
 
 
@@ -181,9 +179,7 @@ def prove(root: Path, cell: Cell) -> None:
     overlays = root / "overlays"
     own = overlays / "hardware" / cell.hardware
     generated = [own, own / cell.instance.name] if cell.instance is not None else []
-    missing = [
-        part for part in generated if not (part / "kustomization.yaml").exists()
-    ]  # until the first sync
+    missing = [part for part in generated if not (part / "kustomization.yaml").exists()]  # until the first sync
     parts = [root / BASE, own, overlays / "model" / cell.model, overlays / IMAGES, *generated[1:]]
     parts = [part for part in parts if part not in missing]
     refuse_diamonds(root, f"overlays/{cell.name}", parts)

@@ -165,8 +165,7 @@ class _Entry:
         if len(longest) > LONGEST_NAME:
             room = LONGEST_NAME - len(f"-{JOB}{LONGEST_SUFFIX}")
             raise UserError(
-                f"{self.at()}: {longest} has {len(longest)} characters; a Service's name has at most "
-                f"{LONGEST_NAME}",
+                f"{self.at()}: {longest} has {len(longest)} characters; a Service's name has at most {LONGEST_NAME}",
                 f"<hardware>-<model> may have {room} characters",
             )
 

@@ -91,9 +91,7 @@ def _trials(
     replicas = config.device.type == "neuron" or config.model.bert is not None
     needs: list[tuple[Estimate, Cell]] = []
     problem: ConfigError | None = None
-    for sharding, nodes, micro in product(
-        ("ddp",) if replicas else ("fsdp", "ddp"), range(most, 0, -1), MICRO
-    ):
+    for sharding, nodes, micro in product(("ddp",) if replicas else ("fsdp", "ddp"), range(most, 0, -1), MICRO):
         cell = _trial(hardware, model, machine, nodes, sharding, micro)
         parallel = config.parallel.model_copy(update=cell.sections["parallel"])
         try:
@@ -107,9 +105,7 @@ def _trials(
     return needs
 
 
-def _trial(
-    hardware: str, model: str, machine: Instance | None, nodes: int, sharding: str, micro: int
-) -> Cell:
+def _trial(hardware: str, model: str, machine: Instance | None, nodes: int, sharding: str, micro: int) -> Cell:
     parallel = {"micro_batch_size": micro, "sharding": sharding, "activation_checkpointing": "full"}
     sections = {"parallel": parallel, "checkpoint": {"every": 1}}
     source = (f"{hardware}/{model}, which has no cell", json.dumps(sections))

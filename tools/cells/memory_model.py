@@ -93,9 +93,7 @@ def headroom(config: Config, room: Room) -> Term:
     if config.device.type == "cpu":
         return Term("headroom", INTERPRETER, "Python, torch and what it compiled")
     share = int(FRAGMENTATION * room.nbytes)
-    return Term(
-        "headroom", LIBRARIES + share, f"1.5 GiB of libraries, {FRAGMENTATION:.0%} of the device lost"
-    )
+    return Term("headroom", LIBRARIES + share, f"1.5 GiB of libraries, {FRAGMENTATION:.0%} of the device lost")
 
 
 @dataclass(frozen=True)
@@ -166,9 +164,7 @@ class _Need:
             count = 0 if self.config.device.precision == "fp32" else self.trained
             return Term("bf16 copies", HALF * count, f"{_billions(count)} x {HALF} B, kept by autocast")
         if self.total < KEEP_GATHERED_BELOW:
-            return Term(
-                "bf16 copies", HALF * self.total, f"{_billions(self.total)} x {HALF} B, gathered and kept"
-            )
+            return Term("bf16 copies", HALF * self.total, f"{_billions(self.total)} x {HALF} B, gathered and kept")
         outer, layer = outer_parameters(model), layer_parameters(model)
         how = f"({_billions(outer)} outside the blocks + 2 blocks of {_billions(layer)}) x {HALF} B, gathered"
         return Term("bf16 copies", HALF * (outer + 2 * layer), how)
@@ -177,9 +173,7 @@ class _Need:
         """FSDP2 without exchange between micro batches keeps whole gradients, in the exchange's precision."""
         if not self.sharded or self.accumulation == 1:
             return Term("accumulated gradients", 0, "one micro batch a step")
-        how = (
-            f"{_billions(self.trained)} x {FULL} B, whole until the last of {self.accumulation} micro batches"
-        )
+        how = f"{_billions(self.trained)} x {FULL} B, whole until the last of {self.accumulation} micro batches"
         return Term("accumulated gradients", FULL * self.trained, how)
 
     def activations(self) -> Term:
@@ -223,17 +217,13 @@ class _Need:
         if model.bert is not None:
             return 34 * model.hidden_size + 5 * model.num_attention_heads * self.config.sequence_length
         heads = 2 * model.num_attention_heads + 2 * model.num_key_value_heads
-        inner = HALF * (
-            2 * model.hidden_size + heads * model.head_size + 3 * chosen * model.intermediate_size
-        )
+        inner = HALF * (2 * model.hidden_size + heads * model.head_size + 3 * chosen * model.intermediate_size)
         return 2 * self._kept_per_token() + inner + self._scores_per_token()
 
     def _scores_per_token(self) -> int:
         """Plain attention keeps its scores before and after the softmax, and again after the cast."""
         attention, length = self.config.device.attention, self.config.sequence_length
-        plain = attention == "eager" or (
-            attention == "auto" and self.config.device.type == "cpu" and length <= 512
-        )
+        plain = attention == "eager" or (attention == "auto" and self.config.device.type == "cpu" and length <= 512)
         return self.config.model.num_attention_heads * length * (FULL + FULL + HALF) if plain else 0
 
 

@@ -56,9 +56,7 @@ def _from_hub(repository: str, revision: str) -> tuple[bytes, str]:
         try:
             path = Path(hf_hub_download(repository, CONFIG, revision=revision, cache_dir=cache))
         except (HTTPError, HFValidationError, OSError, ValueError) as error:
-            line = next(
-                (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-            )
+            line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
             hint = "check name, revision and HF_TOKEN, or download config.json and name the file"
             raise UserError(f"{repository}@{revision}: {CONFIG} cannot be read: {line}", hint) from None
         return _bytes(path), path.parent.name  # the library names snapshots by their commit

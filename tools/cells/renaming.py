@@ -138,8 +138,7 @@ def _check(manifests: Manifests, name: str) -> None:
     if len(longest) > LONGEST_LABEL:
         room = len(name) - (len(longest) - LONGEST_LABEL)
         raise UserError(
-            f"--name {name}: {longest} has {len(longest)} characters, a pod's name has at most"
-            f" {LONGEST_LABEL}",
+            f"--name {name}: {longest} has {len(longest)} characters, a pod's name has at most {LONGEST_LABEL}",
             f"NAME may have {room} characters" if room > 0 else "the job's own name leaves no room",
         )
 

@@ -17,9 +17,7 @@ def options(command: Command) -> Command:
 
     @click.option("--nodes", type=COUNT, metavar="N", help="Train on N pods (every field that counts them).")
     @click.option("--nproc", type=COUNT, metavar="N", help="N processes in each pod, and devices for them.")
-    @click.option(
-        "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a key of the configuration."
-    )
+    @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a key of the configuration.")
     @click.option("--name", metavar="NAME", help="Put NAME at the end of the job's name: a run of its own.")
     @click.option("--image", metavar="IMAGE", help="Train in this image.")
     @click.option("--instance", metavar="TYPE", help="Take whole machines of this type, of the same family.")
@@ -43,7 +41,5 @@ def options(command: Command) -> Command:
 def target(command: Command) -> Command:
     """Add CELL and -f for `tools.cells.knobs.rendered`; the command gets `cell` and `file`."""
     name = click.argument("cell", required=False)
-    file = click.option(
-        "-f", "--file", metavar="FILE", help="Read manifests from FILE (- for standard input)."
-    )
+    file = click.option("-f", "--file", metavar="FILE", help="Read manifests from FILE (- for standard input).")
     return name(file(command))

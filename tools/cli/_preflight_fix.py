@@ -116,9 +116,7 @@ def _refuse(cells: tuple[str, ...], every: bool, files: tuple[str, ...], as_json
     if every:
         raise UserError("--fix with --all: name the manifests that it may change")
     if not cells and not files:
-        raise UserError(
-            "nothing to fix: give a directory, or a file with -f", "yard preflight --fix -f job.yaml"
-        )
+        raise UserError("nothing to fix: give a directory, or a file with -f", "yard preflight --fix -f job.yaml")
     if STANDARD_INPUT in files and (as_json or cells or len(files) > 1):
         message = "--fix of standard input prints the manifest: give nothing else, and no --json"
         raise UserError(message, "yard preflight --fix - < job.yaml > fixed.yaml")

@@ -85,8 +85,6 @@ def _agree(context: str, nodes: int) -> None:
         f" {demo.NAME}? yes/no"
     )
     if not sys.stdin.isatty():
-        raise UserError(
-            f"the demo would use the context {context}", "--yes agrees; --kind makes a new cluster"
-        )
+        raise UserError(f"the demo would use the context {context}", "--yes agrees; --kind makes a new cluster")
     if output.ask(question) != "yes":
         raise UserError("nothing was done", "--kind makes a new cluster")

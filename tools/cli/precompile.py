@@ -29,12 +29,8 @@ def command(cell: str) -> None:
 
 def render(cell: Path) -> str:
     """Return the precompile job of a cell's directory as YAML. Raises UserError without Neuron devices."""
-    found = next(
-        (one for one in matrix.load(repo.root()) if repo.root() / "overlays" / one.name == cell), None
-    )
+    found = next((one for one in matrix.load(repo.root()) if repo.root() / "overlays" / one.name == cell), None)
     if found is None or found.instance is None or found.instance.device_resource != NEURON:
         message = f"{repo.shown(cell)} is not a cell of the matrix for Neuron devices"
-        raise UserError(
-            f"{message}: only Neuron graphs are compiled beforehand", "yard precompile trn1/bert-large"
-        )
+        raise UserError(f"{message}: only Neuron graphs are compiled beforehand", "yard precompile trn1/bert-large")
     return kustomize.with_component(cell, COMPONENT)

@@ -48,9 +48,7 @@ SHOWN = (State.FAIL, State.CANNOT_TELL, State.WARN, State.PASS)
 @click.command(help=__doc__)
 @click.argument("cells", nargs=-1, metavar="[CELL ...]")
 @click.option("--all", "every", is_flag=True, help="Check all cells under overlays/.")
-@click.option(
-    "-f", "--file", "files", multiple=True, metavar="FILE", help="A manifest, or - for standard input."
-)
+@click.option("-f", "--file", "files", multiple=True, metavar="FILE", help="A manifest, or - for standard input.")
 @_knobs.options
 @click.option(
     "--base", metavar="SOURCE",

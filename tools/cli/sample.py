@@ -40,13 +40,9 @@ def which(command: Command) -> Command:
 @which
 @click.option("--prompt", metavar="TEXT", help="The text to continue.")
 @click.option("--max-new-tokens", type=click.IntRange(1), metavar="N", help="Write at most N tokens.")
-@click.option(
-    "--temperature", type=click.FloatRange(0), metavar="X", help="0 always takes the most likely token."
-)
+@click.option("--temperature", type=click.FloatRange(0), metavar="X", help="0 always takes the most likely token.")
 @click.option("--seed", type=int, metavar="N", help="The same seed gives the same text.")
-@click.option(
-    "--step", type=click.IntRange(0), metavar="N", help="Use the checkpoint of step N instead of the newest."
-)
+@click.option("--step", type=click.IntRange(0), metavar="N", help="Use the checkpoint of step N instead of the newest.")
 def command(
     run: str | None,
     name: str | None,
@@ -61,9 +57,7 @@ def command(
     prompt = _configured_prompt(directory) if prompt is None else prompt
     argv = [sys.executable, "-m", "training.sample", "--run", str(directory), f"--prompt={prompt}"]
     argv += [f"--{name}={value}" for name, value in options.items() if value is not None]
-    done = subprocess.run(
-        argv, cwd=repo.root(), check=False, capture_output=True, text=True, errors="replace"
-    )
+    done = subprocess.run(argv, cwd=repo.root(), check=False, capture_output=True, text=True, errors="replace")
     output.block(done.stdout, raw=True)  # what the model writes
     if done.returncode == 0:
         return

@@ -41,15 +41,11 @@ VARIABLES = (
 @click.option("--to", metavar="CLAIM:PATH", help="The place. It must be empty or hold the same.")
 @click.option("--include", multiple=True, metavar="PATTERN", help="Only files whose path matches.")
 @click.option("--keep-packed", is_flag=True, help="Do not unpack archives.")
-@click.option(
-    "--replace", is_flag=True, help="Replace what is at the place, once the new files are complete."
-)
+@click.option("--replace", is_flag=True, help="Replace what is at the place, once the new files are complete.")
 @click.option("--no-sign-request", is_flag=True, help="Read a public bucket without credentials.")
 @click.option("--service-account", metavar="NAME", help="The pod's identity, for S3.")
 @click.option("--image", metavar="IMAGE", help="Run this image instead of the toolbox.")
-@click.option(
-    "--env", "variables", multiple=True, metavar="NAME=VALUE", help=f"Set {', '.join(VARIABLES)} in the pod."
-)
+@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help=f"Set {', '.join(VARIABLES)} in the pod.")
 @_options.cluster
 @_options.timeout("How long to follow the pod.")
 @_options.as_json
@@ -67,9 +63,7 @@ def command(
     timeout: int,
     as_json: bool,
 ) -> None:
-    asked = request(
-        source, to, include=include, packed=keep_packed, replace=replace, unsigned=no_sign_request
-    )
+    asked = request(source, to, include=include, packed=keep_packed, replace=replace, unsigned=no_sign_request)
     if asked.claim == LOCAL:
         if service_account or image or variables:
             raise UserError("--service-account, --image and --env are for a pod, not for this machine")

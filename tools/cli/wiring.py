@@ -46,9 +46,7 @@ from tools.workload import kinds, operator_pods
 @_knobs.target
 @_knobs.options
 @click.option("--pods", type=click.IntRange(1), metavar="N", help="Run only the first N pods of the job.")
-@click.option(
-    "--timeout", type=click.FloatRange(1), default=60, show_default=True, help="Seconds to wait for a world."
-)
+@click.option("--timeout", type=click.FloatRange(1), default=60, show_default=True, help="Seconds to wait for a world.")
 @click.option(
     "--operator-version",
     type=click.Choice(operator_pods.VERSIONS),

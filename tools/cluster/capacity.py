@@ -169,8 +169,7 @@ def block(session: Session, wanted: Wanted) -> Finding:
     return unknown(
         "capacity block",
         f"{BLOCK_HOURS} h are offered from {first['StartDate']:%Y-%m-%d %H:%M} UTC in {where} for {price}",
-        f"aws ec2 purchase-capacity-block --capacity-block-offering-id {offer}"
-        " --instance-platform Linux/UNIX",
+        f"aws ec2 purchase-capacity-block --capacity-block-offering-id {offer} --instance-platform Linux/UNIX",
     )
 
 

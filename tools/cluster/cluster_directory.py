@@ -33,9 +33,7 @@ def place(name: str) -> Path:
     """Return the directory of the cluster that `name` names. Raises UserError for one that cannot be."""
     bare = name.strip("/").removeprefix("clusters/")
     if not NAME.fullmatch(bare):
-        raise UserError(
-            f"{name!r} is not a name for a cluster", "lower-case letters, digits and -, such as team-a"
-        )
+        raise UserError(f"{name!r} is not a name for a cluster", "lower-case letters, digits and -, such as team-a")
     return repo.project() / "clusters" / bare
 
 

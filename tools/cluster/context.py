@@ -43,9 +43,7 @@ def read(kubectl: Kubectl, namespace: str | None = None) -> Spec:
 def leading_to(endpoint: str) -> str | None:
     """Return a context of the kubeconfig that leads to an API server, or None."""
     view = Kubectl().json("config", "view")
-    servers = {
-        one["name"]: str((one.get("cluster") or {}).get("server")) for one in view.get("clusters") or []
-    }
+    servers = {one["name"]: str((one.get("cluster") or {}).get("server")) for one in view.get("clusters") or []}
     for one in view.get("contexts") or []:
         if servers.get((one.get("context") or {}).get("cluster"), "").rstrip("/") == endpoint.rstrip("/"):
             return str(one["name"])

@@ -30,9 +30,7 @@ CELL = "cpu/llama-tiny"
 # A minute of training: 60 steps, for which compilation would not pay.
 SETTINGS = ("--set=train.steps=60", "--set=train.warmup_steps=10", "--set=device.compile=off")
 SEEN = ("nodes", "namespaces", CRD, CLASSES, JOBS)
-INSTALL = (
-    "install Docker and kind (https://kind.sigs.k8s.io), or choose a cluster: kubectl config use-context NAME"
-)
+INSTALL = "install Docker and kind (https://kind.sigs.k8s.io), or choose a cluster: kubectl config use-context NAME"
 
 
 @dataclass(frozen=True)
@@ -111,12 +109,8 @@ class Demo:
             return
         load = _loader(nodes[0], image)
         if load is None:
-            hint = (
-                "make push TO=REGISTRY/trainer-cpu, then: make demo ARGS=--image=REGISTRY/trainer-cpu@DIGEST"
-            )
-            raise UserError(
-                f"the nodes do not have the image {image}, and only kind and minikube can load it", hint
-            )
+            hint = "make push TO=REGISTRY/trainer-cpu, then: make demo ARGS=--image=REGISTRY/trainer-cpu@DIGEST"
+            raise UserError(f"the nodes do not have the image {image}, and only kind and minikube can load it", hint)
         if shutil.which("docker") is None:
             raise UserError("no docker on PATH, which builds the image", "install Docker, or give --image")
         if subprocess.run(["docker", "image", "inspect", image], capture_output=True, check=False).returncode:
@@ -149,9 +143,7 @@ def _path(path: str) -> str:
 def _storage(seen: Snapshot) -> str:
     """Return the folder of base/storage that fits the default storage class. Raises UserError without one."""
     default = [
-        one
-        for one in seen.of(CLASSES)
-        if (one["metadata"].get("annotations") or {}).get(DEFAULT_CLASS) == "true"
+        one for one in seen.of(CLASSES) if (one["metadata"].get("annotations") or {}).get(DEFAULT_CLASS) == "true"
     ]
     if not default:
         there = ", ".join(map(name_of, seen.of(CLASSES))) or "none"

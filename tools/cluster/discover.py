@@ -141,9 +141,7 @@ def _instance_group(session: Session, row: Row, found: Found) -> None:
     _put_group(found, fact, str(row.get("InstanceType")), (count, count), zones, "")
 
 
-def _put_group(
-    found: Found, fact: str, kind: str, size: tuple[Any, Any], zones: set[str], market: str
-) -> None:
+def _put_group(found: Found, fact: str, kind: str, size: tuple[Any, Any], zones: set[str], market: str) -> None:
     """Add a fact about a group of nodes that tools/cluster/spec.py can read, or why it is unknown."""
     machine = INSTANCES.get(kind.removeprefix(HYPERPOD_PREFIX))
     there = sorted(zones & set(found.facts.get("ZONES", "").split(",")))
@@ -211,9 +209,7 @@ def _lustre(session: Session, spec: Spec, vpc: str, found: Found) -> None:
     chosen = [one for one in systems if one in named] or systems
     if len(chosen) != 1:
         ids = ", ".join(one["FileSystemId"] for one in chosen)
-        found.missing.append(
-            f"several Lustre file systems: {ids}" if chosen else f"no Lustre file system in {vpc}"
-        )
+        found.missing.append(f"several Lustre file systems: {ids}" if chosen else f"no Lustre file system in {vpc}")
         return
     (system,) = chosen
     found.put("FSX_FILE_SYSTEM_ID", system["FileSystemId"])

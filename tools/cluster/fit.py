@@ -35,9 +35,7 @@ def check(cluster: Spec, manifests: Manifests) -> list[Verdict]:
             found.append(verdict)
             taken += share
             for claim in sorted(_claims(role.template["spec"]) - brought):
-                found.append(
-                    _named(cluster, "CLAIMS", claim, f"the claim {claim}", "base/storage has claims")
-                )
+                found.append(_named(cluster, "CLAIMS", claim, f"the claim {claim}", "base/storage has claims"))
         if taken > 1 and len(job.roles) > 1:
             summary = f"whether all roles of {job.kind} {job.name} fit at the same time is unknown"
             found.append(_verdict(State.CANNOT_TELL, summary, None, cluster.source))
@@ -62,9 +60,7 @@ def _named(cluster: Spec, fact: str, name: str, what: str, remedy: str) -> Verdi
     there = _listed(cluster, fact)
     if there is None:
         hint = "yard cluster init NAME reads it"
-        return _verdict(
-            State.CANNOT_TELL, f"whether the cluster has {what} is unknown", hint, _at(cluster, fact)
-        )
+        return _verdict(State.CANNOT_TELL, f"whether the cluster has {what} is unknown", hint, _at(cluster, fact))
     if name in there:
         return _verdict(State.PASS, f"the cluster has {what}", None, _at(cluster, fact))
     match = nearest(name, there)
@@ -126,9 +122,7 @@ def _chosen(spec: Object, one: Machines) -> bool:
     if terms and all(terms):  # an empty term is one of which nothing is known
         affinity = {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": rules} for rules in terms]}}
         known["affinity"] = {"nodeAffinity": affinity}
-    labels = [
-        dict(zip(one.labels, values, strict=True)) for values in itertools.product(*one.labels.values())
-    ]
+    labels = [dict(zip(one.labels, values, strict=True)) for values in itertools.product(*one.labels.values())]
     return any(wants(known, {"metadata": {"name": "node", "labels": each}}) for each in labels)
 
 

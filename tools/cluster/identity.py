@@ -244,9 +244,7 @@ def annotate_commands(roles: Roles, accounts: list[ServiceAccount]) -> list[str]
 def _associate(roles: Roles, account: ServiceAccount, role: dict[str, Any] | None, change: bool) -> list[str]:
     session, spec = roles.session, roles.spec
     place = {"namespace": account.namespace, "serviceAccount": account.name}
-    rows = list(
-        session.pages("eks", "list_pod_identity_associations", "associations", clusterName=spec.name, **place)
-    )
+    rows = list(session.pages("eks", "list_pod_identity_associations", "associations", clusterName=spec.name, **place))
     title = f"association {account.namespace}/{account.name}"
     if not rows:
         if change and role is not None:

@@ -67,9 +67,7 @@ def observe(session: Session, spec: Spec) -> Seen:
     ids = {one["GroupId"] for node in nodes.values() for one in node.get("SecurityGroups") or []}
     vpc = cluster["resourcesVpcConfig"]
     ids = ids or {vpc.get("clusterSecurityGroupId"), *(vpc.get("securityGroupIds") or [])} - {None}
-    groups = (
-        session.call("ec2", "describe_security_groups", GroupIds=sorted(ids))["SecurityGroups"] if ids else []
-    )
+    groups = session.call("ec2", "describe_security_groups", GroupIds=sorted(ids))["SecurityGroups"] if ids else []
     return Seen(cluster, list(nodes.values()), groups)
 
 
@@ -124,9 +122,7 @@ def itself(seen: Seen) -> Finding:
     if shared:
         return good("itself", f"{shared[0]} allows all traffic to and from itself, and every node has it")
     summary = f"no shared security group allows all traffic to and from itself: {names}"
-    return bad(
-        "itself", summary, "allow it in one group of all nodes (yard cluster stack creates such a group)"
-    )
+    return bad("itself", summary, "allow it in one group of all nodes (yard cluster stack creates such a group)")
 
 
 def ssh(session: Session, seen: Seen) -> Finding:

@@ -19,11 +19,7 @@ FREE_PODS = 3  # a worker, a debug pod, a preparation job
 def ready(spec: Spec, snapshot: Snapshot) -> Finding:
     """Check that nodes exist and are ready."""
     rows = table(snapshot)
-    ill = [
-        f"{one.name}: {'; '.join(one.troubles) or 'not ready'}"
-        for one in rows
-        if one.troubles or not one.ready
-    ]
+    ill = [f"{one.name}: {'; '.join(one.troubles) or 'not ready'}" for one in rows if one.troubles or not one.ready]
     if not any(one.ready for one in rows):
         remedy = f"yard cluster scale {spec.title} GROUP N" if spec.get("CLUSTER_NAME") else "start a node"
         return bad("nodes", f"none of {len(rows)} nodes is ready", remedy, *ill)
@@ -60,16 +56,12 @@ def room(spec: Spec, snapshot: Snapshot) -> Finding | None:
         cpu, memory = instance_patch.cpus(machine) * 1000, instance_patch.memory_mib(machine)
         if one.cpu_m < cpu or one.memory_mib < memory:
             has = f"{one.cpu_m}m processors and {one.memory_mib}Mi"
-            small.append(
-                f"{one.name} ({one.instance}): {has} allocatable, a pod asks for {cpu}m and {memory}Mi"
-            )
+            small.append(f"{one.name} ({one.instance}): {has} allocatable, a pod asks for {cpu}m and {memory}Mi")
     if not nodes:
         return None
     if small:
         remedy = "describe such nodes (yard new hardware NAME --node NODE), or let the kubelet reserve less"
-        return bad(
-            "room", f"{len(small)} of {len(nodes)} nodes are too small for a cell's pod", remedy, *small
-        )
+        return bad("room", f"{len(small)} of {len(nodes)} nodes are too small for a cell's pod", remedy, *small)
     return good("room", f"a cell's pod fits each of {len(nodes)} nodes with accelerators")
 
 
@@ -77,9 +69,7 @@ def efa(spec: Spec, snapshot: Snapshot) -> Finding | None:
     """Compare the EFA interfaces of ready nodes that have accelerators with the table of instance types."""
     nodes = [(one, machine) for one, machine in _known(snapshot) if machine.efa and machine.accelerators]
     fewer = [
-        f"{one.name} ({one.instance}): {one.efa} of {machine.efa}"
-        for one, machine in nodes
-        if one.efa < machine.efa
+        f"{one.name} ({one.instance}): {one.efa} of {machine.efa}" for one, machine in nodes if one.efa < machine.efa
     ]
     none = [f"{one.name} ({one.instance}): 0 of {machine.efa}" for one, machine in nodes if one.efa == 0]
     if not nodes:
@@ -111,9 +101,7 @@ def health_agents(spec: Spec, snapshot: Snapshot) -> Finding | None:
 def pod_capacity(spec: Spec, snapshot: Snapshot) -> Finding | None:
     """Check that ready nodes can take FREE_PODS more pods."""
     ready = [one for one in table(snapshot) if one.ready]
-    full = [
-        f"{one.name}: {one.pods_used} of {one.pods}" for one in ready if one.pods - one.pods_used < FREE_PODS
-    ]
+    full = [f"{one.name}: {one.pods_used} of {one.pods}" for one in ready if one.pods - one.pods_used < FREE_PODS]
     if not ready:
         return None
     if full:
@@ -158,9 +146,5 @@ def is_on_ec2(node: Object) -> bool:
 
 
 def _known(snapshot: Snapshot) -> list[tuple[Node, Instance]]:
-    rows = [
-        (one, INSTANCES.get(one.instance.removeprefix(HYPERPOD_PREFIX)))
-        for one in table(snapshot)
-        if one.ready
-    ]
+    rows = [(one, INSTANCES.get(one.instance.removeprefix(HYPERPOD_PREFIX))) for one in table(snapshot) if one.ready]
     return [(one, machine) for one, machine in rows if machine is not None]

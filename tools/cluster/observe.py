@@ -65,9 +65,7 @@ def read(session: Session | None, spec: Spec, asked: Asked) -> tuple[Found, Snap
         sources.append(f"HyperPod cluster {asked.hyperpod}" if asked.hyperpod else f"EKS cluster {asked.eks}")
         chosen = context.leading_to(str(row.get("endpoint")))
         if chosen is None:
-            found.missing.append(
-                f"{NO_CONTEXT}: yard cluster kubeconfig {spec.title}, then repeat this command"
-            )
+            found.missing.append(f"{NO_CONTEXT}: yard cluster kubeconfig {spec.title}, then repeat this command")
             if asked.namespace or "TEAM_NAMESPACE" not in spec.facts:
                 found.put("TEAM_NAMESPACE", asked.namespace or NEW_TEAM)
             return found, Snapshot({}, dict.fromkeys(KINDS, NO_CONTEXT)), sources[0]
@@ -96,9 +94,7 @@ def _add_types(kubectl: Kubectl, seen: Snapshot) -> None:
             del seen.unseen[CRD]
 
 
-def observe(
-    kubectl: Kubectl, spec: Spec, team: str | None, known: Mapping[str, Fact], seen: Snapshot
-) -> Found:
+def observe(kubectl: Kubectl, spec: Spec, team: str | None, known: Mapping[str, Fact], seen: Snapshot) -> Found:
     """Return the facts that a Snapshot of KINDS shows. `known` are those that the directory has.
 
     `team` is the namespace that the user has named. Raises UserError.
@@ -187,9 +183,7 @@ def _nodes(spec: Spec, known: Mapping[str, Fact], seen: Snapshot, found: Found) 
     taking = [node for node in nodes if machines.usable(node)]
     if len(taking) < len(nodes):
         left = len(nodes) - len(taking)
-        found.missing.append(
-            f"{left} of {len(nodes)} nodes are not ready or refuse pods of jobs, and are left out"
-        )
+        found.missing.append(f"{left} of {len(nodes)} nodes are not ready or refuse pods of jobs, and are left out")
     on_ec2 = list(filter(is_on_ec2, nodes))
     regions = {labels_of(node).get(REGION_LABEL, "") for node in on_ec2}
     zones = sorted({zone for node in on_ec2 if ZONE.fullmatch(zone := labels_of(node).get(ZONE_LABEL, ""))})

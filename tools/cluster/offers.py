@@ -72,9 +72,7 @@ def addon_versions(session: Session, kubernetes: str) -> dict[str, str]:
     """Return the default version of each add-on for a Kubernetes version. Raises AwsError."""
     found = {}
     for name in ADDON_NAMES:
-        pages = session.pages(
-            "eks", "describe_addon_versions", "addons", addonName=name, kubernetesVersion=kubernetes
-        )
+        pages = session.pages("eks", "describe_addon_versions", "addons", addonName=name, kubernetesVersion=kubernetes)
         versions = [one for addon in pages for one in addon.get("addonVersions") or []]
         default = [one for one in versions if _is_default(one, kubernetes)] or versions
         if not default:

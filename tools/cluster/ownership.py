@@ -130,9 +130,7 @@ class Evidence:
     def stacks(self) -> set[str]:
         """The names of our stacks. A stack's tags change only by an update of the stack itself."""
         return {
-            row["StackName"]
-            for row in self.stack_rows
-            if self.has_tag(row) and self.is_stack_name(row["StackName"])
+            row["StackName"] for row in self.stack_rows if self.has_tag(row) and self.is_stack_name(row["StackName"])
         }
 
     def _of_stacks(self, key: str, id_: str) -> set[str]:

@@ -118,9 +118,7 @@ def _remote_build(one: Mapping[str, Any], source: Mapping[str, Any], renderer: R
     base = f"{source['url']}//{path}?ref={commit}"
     if not _REMOTE.fullmatch(base):
         name = one["metadata"]["name"]
-        raise UserError(
-            f"Kustomization {name} of Flux: {base} must name a directory and a commit of 40 digits"
-        )
+        raise UserError(f"Kustomization {name} of Flux: {base} must name a directory and a commit of 40 digits")
     build = {key: spec[field] for key, field in _BUILT_WITH.items() if field in spec}
     with tempfile.TemporaryDirectory() as directory:
         text = json.dumps({"resources": [base], **build})

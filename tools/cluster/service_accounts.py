@@ -53,18 +53,14 @@ def of(spec: Spec, place: Place, with_runs: bool = False) -> list[ServiceAccount
     if bucket:
         data, team = _prefix(spec, "S3_PREFIX"), f"{_prefix(spec, 'S3_RUNS_PREFIX')}{spec.namespace}/"
         found = [
-            ServiceAccount(
-                spec.namespace, name, "trains", policies.trainer(bucket, data, team, f"{team}{name}/")
-            )
+            ServiceAccount(spec.namespace, name, "trains", policies.trainer(bucket, data, team, f"{team}{name}/"))
             for name in (*trainer_names(spec), *(run_names(spec) if with_runs else ()))
         ]
         if "base/storage/s3" in bases:
             found.append(ServiceAccount(*S3_ACCOUNT, "mounts S3 read-only", policies.reader(bucket, data)))
     if bases & {"base/plugins/external-secrets", "base/plugins/external-secrets/token"}:
         policy = policies.secret_reader(place, spec.namespace)
-        found.append(
-            ServiceAccount(spec.namespace, SECRETS_ACCOUNT, "reads the team's secrets", policy, True)
-        )
+        found.append(ServiceAccount(spec.namespace, SECRETS_ACCOUNT, "reads the team's secrets", policy, True))
     dynamic = "base/storage/fsx-dynamic" in bases
     if dynamic or "base/storage/fsx-static" in bases:
         policy = policies.fsx_driver(place, spec.namespace, dynamic)
@@ -72,9 +68,7 @@ def of(spec: Spec, place: Place, with_runs: bool = False) -> list[ServiceAccount
     for one in found:
         if not NAME.fullmatch(one.name):  # those of runs/ are whatever somebody wrote into a file
             hint = "use a-z, 0-9, - and dots; IAM treats * and ? as patterns and ${...} as a variable"
-            raise UserError(
-                f"{shown(spec.directory)}: {one.name!r} is not the name of a service account", hint
-            )
+            raise UserError(f"{shown(spec.directory)}: {one.name!r} is not the name of a service account", hint)
         if policies.size(one.policy) > policies.MOST_CHARACTERS:
             raise UserError(
                 f"{spec.source}: the policy of {one.namespace}/{one.name} has {policies.size(one.policy):,}"
@@ -123,9 +117,7 @@ def _prefix(spec: Spec, name: str) -> str:
             "otherwise it also matches other names that start with the same characters",
         )
     if not PREFIX.fullmatch(value) or ".." in value.split("/"):
-        hint = (
-            "use letters, digits and !'().=+@:,_-/; IAM treats * and ? as patterns and ${...} as a variable"
-        )
+        hint = "use letters, digits and !'().=+@:,_-/; IAM treats * and ? as patterns and ${...} as a variable"
         raise UserError(f"{spec.at(name)}: {name}={value} cannot be used in a policy", hint)
     return value
 

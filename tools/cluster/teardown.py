@@ -46,9 +46,7 @@ def delete(session: Session, spec: Spec, resource: Resource, say: Say) -> None:
         # Only this state is final. The state from before the deletion may be reported for a moment.
         return state in (GONE, "DELETE_FAILED")
 
-    wait.until(
-        is_over, MOST_SECONDS, POLL_SECONDS, lambda waited: say(f"  {title}: {state} for {waited:.0f} s")
-    )
+    wait.until(is_over, MOST_SECONDS, POLL_SECONDS, lambda waited: say(f"  {title}: {state} for {waited:.0f} s"))
     if state != GONE:
         message = f"{title} is not deleted: {state}{_reason(session, resource)}"
         raise UserError(message, "fix the cause in AWS, then repeat the command", 1)
@@ -153,9 +151,7 @@ STEPS = {
     "network interface": _ec2("network_interface", "NetworkInterfaceId", "NetworkInterfaces"),
     "security group": _ec2("security_group", "GroupId", "SecurityGroups"),
     "role": Step("iam", "delete_role", "RoleName", "get_role", "Role.RoleName"),
-    "identity provider": Step(
-        "iam", f"delete_{PROVIDER}", "OpenIDConnectProviderArn", f"get_{PROVIDER}", "Url"
-    ),
+    "identity provider": Step("iam", f"delete_{PROVIDER}", "OpenIDConnectProviderArn", f"get_{PROVIDER}", "Url"),
     "access entry": Step(
         "eks", "delete_access_entry", "principalArn", "describe_access_entry", "accessEntry.principalArn"
     ),

@@ -82,9 +82,7 @@ def rights(kubectl: Kubectl, spec: Spec) -> Finding:
         if spec.get("CLUSTER_NAME"):
             remedy = f"yard cluster access {spec.title} PRINCIPAL --policy team --namespace {spec.namespace}"
         return bad("rights", f"in {spec.namespace} you may not {', '.join(missing)}", remedy)
-    return good(
-        "rights", f"in {spec.namespace} you may do all that a job needs ({len(RIGHTS)} access reviews)"
-    )
+    return good("rights", f"in {spec.namespace} you may do all that a job needs ({len(RIGHTS)} access reviews)")
 
 
 def _review(namespace: str, verb: str, resource: str) -> Object:
@@ -165,9 +163,7 @@ def fixes(spec: Spec, findings: list[Finding]) -> list[Fix]:
         files = sorted((repo.root() / NAMESPACE).glob("[!k]*.yaml"))
         text = "---\n".join(path.read_text(encoding="utf-8") for path in files)
         words = ("apply", "--server-side", "--filename=-")
-        found.append(
-            Fix(f"create the namespace {spec.namespace}", words, platform.substitute(text, spec.facts))
-        )
+        found.append(Fix(f"create the namespace {spec.namespace}", words, platform.substitute(text, spec.facts)))
     if "fsx" in wanted:
         patch = '{"spec":{"fsGroupPolicy":"File"}}'
         patched = ("patch", "csidriver", FSX, "--type=merge", f"--patch={patch}")

@@ -81,9 +81,7 @@ def captured(
         TooLarge: it printed more than `largest` bytes to one stream.
     """
     given = subprocess.DEVNULL if stdin is None else subprocess.PIPE
-    process = subprocess.Popen(
-        argv, env=environment, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = subprocess.Popen(argv, env=environment, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
     answer, complaint = (Reader(stream, largest) for stream in (process.stdout, process.stderr))

@@ -41,9 +41,7 @@ def workshop(root: Path) -> Iterator[dict[str, str]]:
     directories = {"GOPATH": "path", "GOMODCACHE": "modules", "GOCACHE": "build", "GOBIN": "bin"}
     try:
         yield {
-            **{
-                name: value for name, value in os.environ.items() if name not in ("GOOS", "GOARCH", "GOARM64")
-            },
+            **{name: value for name, value in os.environ.items() if name not in ("GOOS", "GOARCH", "GOARM64")},
             **{name: str(work / directory) for name, directory in directories.items()},
             "GOFLAGS": "-modcacherw",  # otherwise the module cache cannot be removed
             "GOWORK": "off",
@@ -57,9 +55,7 @@ def workshop(root: Path) -> Iterator[dict[str, str]]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def install(
-    package: str, program: str, version: str, environment: dict[str, str], progress: Progress
-) -> Path:
+def install(package: str, program: str, version: str, environment: dict[str, str], progress: Progress) -> Path:
     """Build `package` at `version` (without v) in a workshop; return the path of `program` there.
 
     Raises Unusable.

@@ -143,9 +143,7 @@ def _state(pid: int) -> str | None:
     if _LINUX:
         fields = _stat(pid)
         return fields[0] if fields else None
-    listed = subprocess.run(
-        ["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
+    listed = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return listed.stdout.strip()[:1] or None
 
 

@@ -48,9 +48,7 @@ NAME = re.compile(
     re.IGNORECASE,
 )
 # Tokens of a tokenizer and counts of them.
-NOT_SECRET = re.compile(
-    rf"^(?:\w+_)?(?:{'|'.join(_TABLE['of a tokenizer'])})_TOKEN(?:_IDS?)?$", re.IGNORECASE
-)
+NOT_SECRET = re.compile(rf"^(?:\w+_)?(?:{'|'.join(_TABLE['of a tokenizer'])})_TOKEN(?:_IDS?)?$", re.IGNORECASE)
 # What stands before a value, with its name as the first group: `NAME=` and `"name": `, then `--name ` of an
 # option, then `name: NAME, value: ` of a variable in a manifest.
 _NAME, _QUOTE, _BLANKS = r"([A-Za-z_][\w-]{0,127})", r"\\?[\"']?", r"[ \t]{0,8}"
@@ -64,17 +62,13 @@ _BEFORE_VALUE = (
 )
 _ESCAPE = re.compile(r"\\[nrt]")
 # A text in quotes, also inside another one, or else all up to a blank. The quotes stay: JSON stays valid.
-_VALUE = re.compile(
-    r"""\\"((?:[^"\\]|\\[^"]){0,4096})\\"|"((?:[^"\\]|\\.){0,4096})"|'([^']{0,4096})'|(\S+)"""
-)
+_VALUE = re.compile(r"""\\"((?:[^"\\]|\\[^"]){0,4096})\\"|"((?:[^"\\]|\\.){0,4096})"|'([^']{0,4096})'|(\S+)""")
 _JSON_NUMBER = re.compile(r"(?:[-+.\deE]+|true|false|null)(?=[\s,}\]])")
 _WORD = re.compile(r"[a-z]{1,15}(?= )")  # after a colon: `token: not found` is a sentence
 # Values that need no name. The group is the value.
 _GIVEN_AWAY = tuple(re.compile(pattern) for pattern in _TABLE["given away"])
 # One of these is in every text in which `mask` finds something. Most lines of a log have none.
-_TELLING = re.compile(
-    f"{HINTS.pattern}|token|key|pass|pwd|pat|secret|credential|auth|bearer|login|cookie|-u|user|://"
-)
+_TELLING = re.compile(f"{HINTS.pattern}|token|key|pass|pwd|pat|secret|credential|auth|bearer|login|cookie|-u|user|://")
 
 
 @dataclass(frozen=True)

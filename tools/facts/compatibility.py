@@ -136,9 +136,7 @@ def torchvision_release(text: str) -> str | None:
 def cuda_images(tag: str, cuda: str) -> list[str]:
     """Return tags of nvidia/cuda like `tag`, for `cuda` and newer releases of its major, nearest first."""
     oldest = Version(cuda)
-    newer = [
-        one for one in _FACTS["cuda_images"] if Version(one).major == oldest.major and Version(one) >= oldest
-    ]
+    newer = [one for one in _FACTS["cuda_images"] if Version(one).major == oldest.major and Version(one) >= oldest]
     tags = [_cuda_image(tag, one) for one in sorted(newer, key=Version)]
     return [one for one in tags if one]
 

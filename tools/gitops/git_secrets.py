@@ -60,9 +60,7 @@ def _loaded(path: Path, text: str) -> list[Any]:
         raise UserError(f"{shown(path)}: {problem}") from None
 
 
-def _object(
-    root: Path, path: Path, item: dict[str, Any], appliers: list[flux_objects.Applied]
-) -> Iterator[Verdict]:
+def _object(root: Path, path: Path, item: dict[str, Any], appliers: list[flux_objects.Applied]) -> Iterator[Verdict]:
     where = path.relative_to(root).as_posix()
     if str(item.get("kind", "")).endswith("List"):
         of = {"kind": "Secret"} if item["kind"] == "SecretList" else {}
@@ -98,9 +96,7 @@ def _patches(item: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 yield str(one), ""
 
 
-def _patched(
-    root: Path, path: Path, text: str, target: str, appliers: list[flux_objects.Applied]
-) -> Iterator[Verdict]:
+def _patched(root: Path, path: Path, text: str, target: str, appliers: list[flux_objects.Applied]) -> Iterator[Verdict]:
     """Yield verdicts on a patch that holds a part of a Secret, or operations on one."""
     try:
         documents = _loaded(path, text)
@@ -124,9 +120,7 @@ def _generated(
     env = [generator["env"]] if generator.get("env") else []
     for entry in [*(generator.get("files") or []), *(generator.get("envs") or []), *env]:
         source = path.parent / str(entry).rpartition("=")[2]
-        known = source.is_file() and source.resolve().relative_to(root).as_posix() in git.files(
-            root, *FOLDERS
-        )
+        known = source.is_file() and source.resolve().relative_to(root).as_posix() in git.files(root, *FOLDERS)
         if known and not _is_encrypted(source, entry in (*(generator.get("envs") or []), *env)):
             yield _bad(f"{name}: {source.name} is in plain text", _ENCRYPT)
         elif known:
@@ -192,8 +186,7 @@ def _decrypted(root: Path, path: Path, name: str, appliers: list[flux_objects.Ap
         by = ", ".join(one.name for one in using) or "no Kustomization applies it"
         return Verdict(State.PASS, f"{name} is encrypted", [f"decrypted for: {by}"], details=RULE)
     evidence = [
-        f"Kustomization {one.name} ({one.source.relative_to(root).as_posix()}) has no spec.decryption"
-        for one in blind
+        f"Kustomization {one.name} ({one.source.relative_to(root).as_posix()}) has no spec.decryption" for one in blind
     ]
     summary = f"{name} is encrypted, and Flux would apply the ciphertext and report Ready True"
     remedy = "add decryption: {provider: sops, secretRef: {name: sops-age}} to that spec (docs/flux.md)"

@@ -127,9 +127,7 @@ def _is_leaf(file: str) -> bool:
 
 
 def _feature(root: Path, name: str, commit: str) -> str:
-    known = {
-        file.split("/")[2] for file in git.files_at(root, commit, "overlays/feature") if file.count("/") > 2
-    }
+    known = {file.split("/")[2] for file in git.files_at(root, commit, "overlays/feature") if file.count("/") > 2}
     if name not in known:
         hint = did_you_mean(name, known) or f"features: {', '.join(sorted(known))}"
         raise UserError(f"commit {commit[:12]} has no feature {name}", hint)
@@ -146,9 +144,7 @@ def _suffix(root: Path, cluster: Path, cell: str, wanted: str | None) -> str:
         numbers = [int(found[1]) for name in used if (found := re.fullmatch(rf"{stem}-r(\d+)", name))]
         return f"r{max(numbers, default=0) + 1}"
     if not SUFFIX.fullmatch(wanted):
-        raise UserError(
-            f"--name {wanted}: only lower-case letters, digits and dashes", "such as r1 or lr-3e-4"
-        )
+        raise UserError(f"--name {wanted}: only lower-case letters, digits and dashes", "such as r1 or lr-3e-4")
     if f"{stem}-{wanted}" in used:
         when = used[f"{stem}-{wanted}"]
         where = f"since commit {when[:12]}" if when else "not committed"
@@ -201,9 +197,7 @@ def _image(rendered: str, wanted: str | None) -> Image:
     pulled = re.sub(r":[^:/]+$", "", new_name) or name
     if is_local(pulled):
         host = pulled.partition("/")[0]
-        message = (
-            f"the image {pulled}@{digest}: {host} is another machine on each node, so no node can pull it"
-        )
+        message = f"the image {pulled}@{digest}: {host} is another machine on each node, so no node can pull it"
         raise UserError(message, "push it (yard image push), then --image REGISTRY/NAME@sha256:...", 1)
     return Image(name, pulled, digest)
 

@@ -83,10 +83,7 @@ class Run:
         if not self.components:
             del spec["components"]
         objects = ((GIT_REPOSITORY, {"interval": "24h", **given}), (KUSTOMIZATION, spec))
-        return [
-            {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": one}
-            for (api, kind), one in objects
-        ]
+        return [{"apiVersion": api, "kind": kind, "metadata": metadata, "spec": one} for (api, kind), one in objects]
 
     def text(self) -> str:
         head = HEAD.format(cell=self.cell) + (CHANGES.format(words=self.changes) if self.changes else "")

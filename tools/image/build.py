@@ -119,9 +119,7 @@ def build(request: Request, engine: Engine, say: Say) -> tuple[Record, Image]:
     for text in sent.warnings():
         say(text)
     if request.secrets and builder == "classic":
-        raise UserError(
-            "--secret needs BuildKit, and this engine only has the classic builder", "install buildx"
-        )
+        raise UserError("--secret needs BuildKit, and this engine only has the classic builder", "install buildx")
     began = time.monotonic()
     for attempt in range(1, ATTEMPTS + 1):
         with tempfile.TemporaryDirectory() as scratch:

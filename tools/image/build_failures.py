@@ -32,9 +32,7 @@ class Pattern:
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 FAILED_STEP = re.compile(r"(?m)^#(\d+) ERROR: ")
 STEP = re.compile(r"(?m)^Step (\d+/\d+ : .*)$")
-BUILDER = re.compile(
-    r"^(?:-+$|>|\s*\d+ \||ERROR: failed to|#\d+ ERROR|The command '|executor failed|Dockerfile)"
-)
+BUILDER = re.compile(r"^(?:-+$|>|\s*\d+ \||ERROR: failed to|#\d+ ERROR|The command '|executor failed|Dockerfile)")
 CODE = re.compile(r"(?:exit code: |returned a non-zero code: )(\d+)")
 
 
@@ -56,9 +54,7 @@ def cause(output: str) -> Cause:
         found = [line for line in lines if pattern.lines.search(line)]
         if found:
             line = min(reversed(found), key=len)  # the one without the builder's prefix
-            return Cause(
-                pattern.kind, secret_patterns.mask(_plain(line)), pattern.remedy, pattern.retry, step
-            )
+            return Cause(pattern.kind, secret_patterns.mask(_plain(line)), pattern.remedy, pattern.retry, step)
     code, last = CODE.search(output), secret_patterns.mask(_last_words(lines))
     kind = f"a command ended with {code[1]}" if code else "unknown"
     return Cause(kind, last, "the lines above show why; the whole output is in the log", step=step)

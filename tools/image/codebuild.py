@@ -136,9 +136,7 @@ def _tags(tags: dict[str, str], key: str = "Key", value: str = "Value") -> list[
     return [{key: name, value: text} for name, text in tags.items()]
 
 
-def _require_ours(
-    what: str, wanted: dict[str, str], tags: list[dict[str, str]] | dict[str, str] | None
-) -> None:
+def _require_ours(what: str, wanted: dict[str, str], tags: list[dict[str, str]] | dict[str, str] | None) -> None:
     """Raise UserError for a resource without our tags: another user made it and may read it."""
     pairs = tags if isinstance(tags, dict) else {}
     for one in tags if isinstance(tags, list) else []:
@@ -231,9 +229,7 @@ def _has_project(session: Session, project: Project) -> bool:
     for one in found:
         _require_ours(f"the CodeBuild project {project.name}", project.tags, one.get("tags"))
         if one.get("serviceRole") != project.role_arn:
-            raise UserError(
-                f"the CodeBuild project {project.name} has the role {one.get('serviceRole')}", code=1
-            )
+            raise UserError(f"the CodeBuild project {project.name} has the role {one.get('serviceRole')}", code=1)
     return bool(found)
 
 

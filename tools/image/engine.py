@@ -45,9 +45,7 @@ class Engine:
 
     program: str = "docker"
 
-    def run(
-        self, *words: str, seconds: float | None = SECONDS, stdin: str = ""
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, seconds: float | None = SECONDS, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run docker and return its result, also after a failure.
 
         Raises UserError without docker, and with exit code 3 if it does not end within `seconds`.
@@ -77,9 +75,7 @@ class Engine:
             raise failure("version", "Cannot connect to the Docker daemon")
         return str(found["Client"]["Version"])
 
-    def stream(
-        self, words: Sequence[str], say: Say, variables: Mapping[str, str] | None = None
-    ) -> tuple[int, str]:
+    def stream(self, words: Sequence[str], say: Say, variables: Mapping[str, str] | None = None) -> tuple[int, str]:
         """Run docker, pass each line to `say`, and return the exit code and the last lines of the output."""
         try:
             process = subprocess.Popen(

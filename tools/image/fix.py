@@ -163,9 +163,7 @@ def _requirement_files(read: Subject) -> Texts:
     names = {package.file for install in read.installs for package in install.packages}
     paths = [read.context / name for name in sorted(names - {read.source}) if not name.endswith(".lock")]
     found = {path: path.read_bytes() for path in paths if path.is_file()}
-    return {
-        path: data.decode() for path, data in found.items() if data == data.decode(errors="ignore").encode()
-    }
+    return {path: data.decode() for path, data in found.items() if data == data.decode(errors="ignore").encode()}
 
 
 def _install(draft: Draft, module: str) -> Verdict | None:

@@ -78,9 +78,7 @@ def _refuse_secrets(tree: Path, ignore: dockerignore.Ignore) -> None:
         found = next(secret_patterns.in_file(tree / name), None)
         if found or holds_credentials(name) or name.endswith(".git/config"):
             what = f"{found.kind} in line {found.line}" if found else "by its name"
-            raise UserError(
-                f"{name} would be in the image, and holds credentials ({what})", f"{name} in .dockerignore"
-            )
+            raise UserError(f"{name} would be in the image, and holds credentials ({what})", f"{name} in .dockerignore")
 
 
 def _dockerfile(on: str, tree: Path, below: Image) -> str:

@@ -17,11 +17,7 @@ FILE = Path("overlays/images/kustomization.yaml")
 
 def known() -> list[str]:
     """Return the names of the images that cells and services run."""
-    files = [
-        path
-        for part in ("overlays/hardware", "base/services")
-        for path in (repo.root() / part).glob("*/*.yaml")
-    ]
+    files = [path for part in ("overlays/hardware", "base/services") for path in (repo.root() / part).glob("*/*.yaml")]
     named = re.compile(rf"(?m)^ *(?:- )?(?:newName|image): {re.escape(NAMESPACE)}/([a-z0-9-]+)")
     return sorted({name for path in files for name in named.findall(path.read_text(encoding="utf-8"))})
 

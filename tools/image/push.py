@@ -11,8 +11,7 @@ from tools.image.engine import Engine, Say
 
 SAID = re.compile(r"digest: (sha256:[0-9a-f]{64}) size: \d+")
 REFUSALS = [
-    (re.compile(row["lines"], re.I), row["what"], row["fix"])
-    for row in load("image/tables.yaml")["refused pushes"]
+    (re.compile(row["lines"], re.I), row["what"], row["fix"]) for row in load("image/tables.yaml")["refused pushes"]
 ]
 IMMUTABLE: str = REFUSALS[0][2]
 

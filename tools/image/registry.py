@@ -29,9 +29,7 @@ def split(name: str) -> tuple[str, str]:
     repository = f"{head}/{base}" if head else base
     if not REPOSITORY.fullmatch(repository):
         nearest = re.sub(r"[^a-z0-9._/:-]+", "-", repository.lower()).strip("-/")
-        raise UserError(
-            f"{name}: {repository!r} is not a repository", f"{nearest}: lower case, without spaces"
-        )
+        raise UserError(f"{name}: {repository!r} is not a repository", f"{nearest}: lower case, without spaces")
     if (colon and not TAG.fullmatch(tag)) or (at and not DIGEST.fullmatch(digest)):
         if at:
             raise UserError(f"{name}: {digest!r} is not a digest", "sha256: and 64 hexadecimal digits")

@@ -68,18 +68,12 @@ def _refuse(read: Subject, final: Stage) -> None:
     """Raise Unsafe if something needs root at run time, or is where only root can read."""
     for one in final.layers():
         text = "\n".join([one.value, *one.heredocs])
-        if (
-            match := OF_ROOT.search(text)
-            if one.name in ("RUN", "COPY", "ADD", "ENV", "WORKDIR", "CMD")
-            else None
-        ):
+        if match := OF_ROOT.search(text) if one.name in ("RUN", "COPY", "ADD", "ENV", "WORKDIR", "CMD") else None:
             text = "and what it leaves in the home of root, another user does not find"
             raise Unsafe(f"line {one.line} has {match[0].strip()}, {text}")
         own_python = PYTHON_BASE.search(final.image) or "UV_PYTHON_INSTALL_DIR" in final.environment
         if one.name == "RUN" and UV_PYTHON.search(text) and not own_python:
-            raise Unsafe(
-                f"line {one.line}: uv may put a Python into the home of root; set UV_PYTHON_INSTALL_DIR"
-            )
+            raise Unsafe(f"line {one.line}: uv may put a Python into the home of root; set UV_PYTHON_INSTALL_DIR")
         if one.name == "RUN" and SSH.search(text):
             raise Unsafe(f"line {one.line} sets up an SSH server, which MPI starts as root")
         if one.name == "EXPOSE" and any(_low(word) for word in one.value.split()):

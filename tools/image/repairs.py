@@ -160,11 +160,7 @@ def torchaudio(draft: Draft, verdict: Verdict) -> None:
 def _own_torch(draft: Draft) -> versions.Torch:
     """Return the torch of the image. Raises UserError unless its whole release is known."""
     torch = versions.find_torch(draft.read())
-    if (
-        torch is None
-        or not torch.whole
-        or (torch.install is None and NGC.search(draft.read().dockerfile.final.image))
-    ):
+    if torch is None or not torch.whole or (torch.install is None and NGC.search(draft.read().dockerfile.final.image)):
         raise Unsafe("the base has its own build of torch, for which the index may have no package")
     return torch
 
@@ -193,10 +189,7 @@ def pins(draft: Draft, verdict: Verdict) -> None:
         }
         locked = {name: release for name, release in fitting.items() if release} | locked
     place = verdict.details["file"], verdict.details["line"]
-    groups = (
-        [one for one in install.packages if not one.exact and one.name not in TOOLS]
-        for install in read.shipped
-    )
+    groups = ([one for one in install.packages if not one.exact and one.name not in TOOLS] for install in read.shipped)
     loose = next((group for group in groups if group and (group[0].file, group[0].line) == place), [])
     if not loose:
         raise Unsafe("no version or commit is written down that it could be pinned to")
@@ -245,9 +238,7 @@ def _versions(path: Path, text: str) -> Iterable[tuple[str, str]]:
 def kernel_module(draft: Draft, verdict: Verdict) -> None:
     """Let the EFA installer skip the kernel module, which belongs to the node."""
     _, one = draft.instruction(verdict)
-    if not RUNS.search(one.raw) or not draft.swap_all(
-        r"(efa_installer\.sh)(?=\s+-)", r"\g<1> --skip-kmod", one
-    ):
+    if not RUNS.search(one.raw) or not draft.swap_all(r"(efa_installer\.sh)(?=\s+-)", r"\g<1> --skip-kmod", one):
         raise Unsafe("only another release can remove this")
 
 

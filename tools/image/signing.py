@@ -20,13 +20,9 @@ from tools.image.registry import DIGEST, split
 
 CANNOT_SEE = 3
 UNSIGNED = (10, 12, 13)  # cosign's exit codes: no signature, no matching one, one without a certificate
-UNSEEN = re.compile(
-    r"(?i)connection refused|no such host|timeout|UNAUTHORIZED|denied|\bTUF\b|certificate signed by"
-)
+UNSEEN = re.compile(r"(?i)connection refused|no such host|timeout|UNAUTHORIZED|denied|\bTUF\b|certificate signed by")
 SHOWN = {"cyclonedx": "SBOM", "slsaprovenance1": "provenance"}
-NO_LOG = (
-    "the transparency log was not asked: nothing proves when the image was signed, or that the key was used"
-)
+NO_LOG = "the transparency log was not asked: nothing proves when the image was signed, or that the key was used"
 
 
 @dataclass(frozen=True)
@@ -57,9 +53,7 @@ class Signer:
         return f"the key {self.key}" + (f" (SHA-256 of the file {digest})" if digest else "")
 
 
-def sign(
-    image: str, signer: Signer, statements: Mapping[str, Path], say: Say, variables: Mapping[str, str]
-) -> None:
+def sign(image: str, signer: Signer, statements: Mapping[str, Path], say: Say, variables: Mapping[str, str]) -> None:
     """Sign an image, and attest the files of `statements`. Raises UserError with cosign's last line."""
     commands = [["sign", *signer.for_signing()]]
     for kind, path in statements.items():
@@ -76,9 +70,7 @@ def verify(image: str, signer: Signer) -> Verdict:
     digest = split(_digested(image))[1]
     code, said = _cosign(["verify", "--output=json", *signer.for_verifying(), image])
     if code not in (0, *UNSIGNED) and UNSEEN.search(_last(said)):
-        return Verdict(
-            State.CANNOT_TELL, f"{image} cannot be verified", [_last(said)], "see --offline in --help"
-        )
+        return Verdict(State.CANNOT_TELL, f"{image} cannot be verified", [_last(said)], "see --offline in --help")
     if code != 0 or digest not in _signed(said):
         remedy = "do not run it; who pushed it?"
         return Verdict(State.FAIL, f"{image} is not signed by {signer}", [_last(said)], remedy)
@@ -107,9 +99,7 @@ def _last(said: str) -> str:
     return lines[-1] if lines else "cosign printed nothing"
 
 
-def _cosign(
-    words: list[str], say: Say = lambda _: None, variables: Mapping[str, str] | None = None
-) -> tuple[int, str]:
+def _cosign(words: list[str], say: Say = lambda _: None, variables: Mapping[str, str] | None = None) -> tuple[int, str]:
     if shutil.which("cosign") is None:
         hint = "install cosign 2.6 or newer (https://docs.sigstore.dev/cosign/system_config/installation)"
         raise UserError("no cosign on PATH", hint, CANNOT_SEE)

@@ -36,9 +36,7 @@ def run(name: str, level: str, engine: Engine, say: Say, modules: tuple[str, ...
     engine.check()
     image = engine.image(name)
     if image is None:
-        raise UserError(
-            f"the engine has no image {name}", "build it with yard image build, or docker pull it"
-        )
+        raise UserError(f"the engine has no image {name}", "build it with yard image build, or docker pull it")
     test = ImageTest(engine, image)
     yield test.imports(modules or MODULES)
     if level == "quick":
@@ -127,9 +125,7 @@ class ImageTest:
             return _fail("rights: the directories cannot be listed", [problem], None)
         if found["uid"] == 0:
             return _fail("rights: it runs as root", ["uid 0"], "USER 1000:1000, after the last RUN")
-        evidence = [f"can write to {path}" for path in found["writable"] if not path.startswith(MAY_WRITE)][
-            :8
-        ]
+        evidence = [f"can write to {path}" for path in found["writable"] if not path.startswith(MAY_WRITE)][:8]
         evidence += [] if "/tmp" in found["writable"] else ["cannot write to /tmp"]
         if evidence:
             return _fail("rights: wrong directories are writable", evidence, "chown, chmod")

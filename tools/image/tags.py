@@ -26,9 +26,7 @@ def tag(policy: str, root: Path) -> str:
     dirty = bool(_git(root, policy, "status", "--porcelain", "--untracked-files=no"))
     if policy == "semver":
         return _semver(root, dirty)
-    words = (
-        ("describe", "--tags", "--always") if policy == "describe" else ("rev-parse", "--short=12", "HEAD")
-    )
+    words = ("describe", "--tags", "--always") if policy == "describe" else ("rev-parse", "--short=12", "HEAD")
     return valid(_git(root, policy, *words) + ("-dirty" if dirty else ""))
 
 

@@ -52,9 +52,7 @@ class Broken(Exception):
     """The stream ended early, stopped, or its data is wrong."""
 
 
-def fetch(
-    kubectl: Kubectl, pod: JobPod, wanted: str, target: Path, say: Callable[[str], None]
-) -> list[CopiedFile]:
+def fetch(kubectl: Kubectl, pod: JobPod, wanted: str, target: Path, say: Callable[[str], None]) -> list[CopiedFile]:
     """Copy the files at or below `wanted` in the run directory to `target`, and return them.
 
     An intact file that is here already is not sent again. Raises UserError if the pod has no such file, and
@@ -93,9 +91,7 @@ class _Copy:
     itself lists are compared, and the comparison is made here.
     """
 
-    def __init__(
-        self, kubectl: Kubectl, pod: JobPod, wanted: str, target: Path, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, kubectl: Kubectl, pod: JobPod, wanted: str, target: Path, say: Callable[[str], None]) -> None:
         self._kubectl, self._pod, self._wanted, self._target, self._say = kubectl, pod, wanted, target, say
         self._sums = _sums(target / SUMS)
         self._earlier = {name: digest for name, digest in self._sums.items() if is_below(name, wanted)}
@@ -179,17 +175,13 @@ class _Head:
 
 
 @contextlib.contextmanager
-def _talk(
-    kubectl: Kubectl, pod: JobPod, wanted: str, known: list[str] | None, hashed: int = 0
-) -> Iterator[_Stream]:
+def _talk(kubectl: Kubectl, pod: JobPod, wanted: str, known: list[str] | None, hashed: int = 0) -> Iterator[_Stream]:
     """Start the sender in the pod and yield its answer; it computes the digests of `hashed` bytes.
 
     Raises Broken, and UserError if the pod refuses.
     """
     words = ("sh", "-c", 'exec python3 - "$TRAINYARD_RUN" "$1"', "sh", wanted)
-    program = kubectl.words(
-        "exec", f"--container={pod.container_name}", "--stdin", names=[pod.name], command=words
-    )
+    program = kubectl.words("exec", f"--container={pod.container_name}", "--stdin", names=[pod.name], command=words)
     call = f"\nmain(sys.argv[1], sys.argv[2], {known!a})\n"
     with tempfile.TemporaryFile() as script:
         script.write(Path(file_sender.__file__).read_bytes() + call.encode())

@@ -128,9 +128,7 @@ def _with_ranks(devices: list[Accelerator], held: list[int]) -> list[Accelerator
     each = len(held) // len(devices) if devices else 0
     if each * len(devices) != len(held):
         return devices
-    return [
-        replace(device, ranks=held[place * each : (place + 1) * each]) for place, device in enumerate(devices)
-    ]
+    return [replace(device, ranks=held[place * each : (place + 1) * each]) for place, device in enumerate(devices)]
 
 
 def nvidia(answer: str, pod: JobPod) -> Iterator[Accelerator]:

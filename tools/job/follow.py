@@ -28,9 +28,7 @@ class Followed:
     step: Record | None = None
     cause: Cause | None = None
 
-    def __init__(
-        self, kubectl: Kubectl, job: LiveJob, uid: str, steps: bool, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, kubectl: Kubectl, job: LiveJob, uid: str, steps: bool, say: Callable[[str], None]) -> None:
         self._kubectl, self._job, self._uid, self._steps, self._say = kubectl, job, uid, steps, say
         self._since: dict[str, float] = {}  # when the present cause was first seen
         self._said = ""

@@ -25,9 +25,7 @@ class PodTalk:
     def __init__(self, kubectl: Kubectl, pod: JobPod, program: str) -> None:
         self.pod = pod.name
         command = ("python3", "-u", "-c", program)
-        words = kubectl.words(
-            "exec", f"--container={pod.container_name}", "--stdin", names=[pod.name], command=command
-        )
+        words = kubectl.words("exec", f"--container={pod.container_name}", "--stdin", names=[pod.name], command=command)
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it ends with `close`
         pipe = subprocess.PIPE
         try:

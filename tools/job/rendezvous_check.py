@@ -116,9 +116,7 @@ def _service(seen: Snapshot, there: Rendezvous) -> Verdict:
     service = service_of(seen, there)
     if service is None:
         remedy = f"{seen.workload.maker} or the manifest creates it: read the job's events"
-        return _hop(
-            "service", State.FAIL, f"there is no Service {' or '.join(there.services)}", remedy=remedy
-        )
+        return _hop("service", State.FAIL, f"there is no Service {' or '.join(there.services)}", remedy=remedy)
     spec, name = service.get("spec") or {}, name_of(service)
     if there.pod and not selects({"matchLabels": spec.get("selector") or {}}, there.pod.labels):
         return _hop("service", State.FAIL, f"the Service {name} does not select the pod {there.pod.name}")
@@ -153,9 +151,7 @@ def _policy(seen: Snapshot, there: Rendezvous) -> Verdict:
     if not seen.saw("NetworkPolicy") or there.pod is None:
         return _hop("policy", State.CANNOT_TELL, "the NetworkPolicies or the pod could not be read")
     labels = there.pod.labels
-    selecting = [
-        policy for policy in seen.of("NetworkPolicy") if network_policy.applies(policy, "Ingress", labels)
-    ]
+    selecting = [policy for policy in seen.of("NetworkPolicy") if network_policy.applies(policy, "Ingress", labels)]
     if not selecting:
         remedy = "admit only the job's pods, as base/pytorchjob/networkpolicy.yaml does"
         line = f"no NetworkPolicy selects {there.host}: any pod may reach it"
@@ -180,9 +176,7 @@ def check_from_pods(
         targets = [CLUSTER_DNS, there.host, f"{there.host}:{there.port}"]
         targets += [f"{there.address}:{there.port}"] if there.address else []
         words = ("python3", "-", "--json", *targets)
-        done = kubectl.run(
-            "exec", f"--container={container}", "--stdin", names=[pod.name], command=words, stdin=script
-        )
+        done = kubectl.run("exec", f"--container={container}", "--stdin", names=[pod.name], command=words, stdin=script)
         try:
             hops = list(checked(there, pod, json.loads(done.stdout)))
         except (ValueError, TypeError, KeyError, RecursionError):  # whoever made the image wrote the answer
@@ -195,9 +189,7 @@ def checked(there: Rendezvous, pod: JobPod, found: list[Object]) -> Iterator[Ver
     """Yield the hops of one pod from the answers of base/services/debug/reach.py there."""
     dns, name, by_name, *direct = found
     good = dns["state"] == "good"
-    remedy = (
-        "the cluster's DNS: kubectl get pods -n kube-system; a NetworkPolicy must allow egress to port 53"
-    )
+    remedy = "the cluster's DNS: kubectl get pods -n kube-system; a NetworkPolicy must allow egress to port 53"
     yield _from(pod, "dns", good, dns["line"], remedy)
     right = name["state"] == "good" and there.address in (None, *name["addresses"])
     line, remedy = name["line"], "the hops service and endpoints show which part is missing"
@@ -214,9 +206,7 @@ def _from(pod: JobPod, hop: str, good: bool, line: str, remedy: str | None) -> V
     return _hop(hop, state, f"{pod.short}: {line}", pod.name, None if good else remedy)
 
 
-def sources(
-    kubectl: Kubectl, seen: Snapshot, ephemeral: bool, say: Callable[[str], None]
-) -> list[tuple[JobPod, str]]:
+def sources(kubectl: Kubectl, seen: Snapshot, ephemeral: bool, say: Callable[[str], None]) -> list[tuple[JobPod, str]]:
     """Return the pods to check from, each with a running container.
 
     With `ephemeral`, pods whose own container does not run get one with the same image. It shares the pod's

@@ -111,9 +111,7 @@ def _check_bounds(kind: str, found: Explanation, before: list[FailedAttempt], mo
         remedy = found.causes[0].remedy
         raise UserError(f"another attempt would fail in the same way: {kind}: {found.summary}", remedy, 1)
     if len(before) >= most:
-        raise UserError(
-            f"retried {output.count(len(before), 'time')} already, {most} are allowed", "--most N", 1
-        )
+        raise UserError(f"retried {output.count(len(before), 'time')} already, {most} are allowed", "--most N", 1)
     same = len(list(itertools.takewhile(lambda attempt: attempt.cause == kind, reversed(before))))
     if same >= MOST[kind]:
         times = output.count(same, "retry", "retries")
@@ -156,9 +154,7 @@ def _rename(objects: Manifests, item: Object, suffix: str) -> None:
     job["spec"] = json.loads(json.dumps(job["spec"]).replace(json.dumps(old), json.dumps(new)))
 
 
-def carry_out(
-    kubectl: Kubectl, seen: Snapshot, objects: Manifests, say: Callable[[str], None]
-) -> list[Applied]:
+def carry_out(kubectl: Kubectl, seen: Snapshot, objects: Manifests, say: Callable[[str], None]) -> list[Applied]:
     """Delete the failed job and apply the next attempt; UserError if a dry run shows that it is refused.
 
     If the API server refuses it after the deletion, the manifest is written to a file.

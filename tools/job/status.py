@@ -45,9 +45,7 @@ class Status:
             **{key: series.plain(series.median(present, key)) for key in SPEEDS},
             "seconds_left": [round(seconds) for seconds in left] if left else None,
             "moved_seconds_ago": round((now.now - moved).total_seconds()) if moved else None,
-            "checkpoints": [
-                one["step"] for one in run.get("checkpoints") or [] if one.get("step") is not None
-            ],
+            "checkpoints": [one["step"] for one in run.get("checkpoints") or [] if one.get("step") is not None],
             "restarts": len(series.gaps(now.records)),
         }
 
@@ -133,9 +131,7 @@ def active_pods(job: Workload) -> int | None:
         active = {name: _number(counted.get(name), "active") for name in jobs}
         return sum(active[role.name] * role.replicas // jobs[role.name] for role in job.roles)
     roles = by_role.values() if isinstance(by_role, dict) else []
-    return sum(
-        (_number(one, "active") for one in roles), _number(status, "active") + _number(status, "running")
-    )
+    return sum((_number(one, "active") for one in roles), _number(status, "active") + _number(status, "running"))
 
 
 def _number(counts: object, key: str) -> int:

@@ -49,17 +49,14 @@ def _point(knobs: Knobs, pairs: Sequence[tuple[str, str]], short: dict[str, str]
     words = [f"{short[key]}-{value}" for key, value in pairs]
     name = "-".join(re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-") for word in words)
     settings = tuple(f"{key}={value}" for key, value in pairs)
-    return replace(
-        knobs, settings=(*knobs.settings, *settings), name=f"{knobs.name}-{name}" if knobs.name else name
-    )
+    return replace(knobs, settings=(*knobs.settings, *settings), name=f"{knobs.name}-{name}" if knobs.name else name)
 
 
 def _short(keys: Sequence[str]) -> dict[str, str]:
     """Return a short name of each key: `lr` of train.learning_rate, the whole key if two have the same."""
     words = {key: key.rpartition(".")[2].split("_") for key in keys}
     initials = {
-        key: "".join(word[:1] for word in parts) if len(parts) > 1 else parts[0]
-        for key, parts in words.items()
+        key: "".join(word[:1] for word in parts) if len(parts) > 1 else parts[0] for key, parts in words.items()
     }
     count = Counter(initials.values())
     return {key: name if count[name] == 1 else key for key, name in initials.items()}

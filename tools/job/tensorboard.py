@@ -39,9 +39,7 @@ def manifests(job: Workload, exposed: bool = False) -> Manifests:
     claims = claim_names(pod)
     if not claims:
         raise UserError(f"{job.name} mounts no claim: its runs are gone with its pods", code=1)
-    found = kustomize.rendered(
-        repo.root() / f"base/services/{'tensorboard-exposed' if exposed else 'tensorboard'}"
-    )
+    found = kustomize.rendered(repo.root() / f"base/services/{'tensorboard-exposed' if exposed else 'tensorboard'}")
     (deployment,) = found.of_kind("Deployment")
     spec = deployment["spec"]["template"]["spec"]
     board = next(container for container in spec["containers"] if container["name"] == NAME)
@@ -105,9 +103,7 @@ def forwarded(kubectl: Kubectl, port: int, say: Callable[[str], None]) -> Iterat
     words = kubectl.words("port-forward", f"--address={ADDRESS}", f"service/{NAME}", f"{port}:{PORT}")
     with tempfile.TemporaryFile() as complaint:
         try:
-            process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=complaint
-            )
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=complaint)
         except FileNotFoundError:
             raise missing() from None
         try:

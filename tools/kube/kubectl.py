@@ -33,9 +33,7 @@ class Kubectl:
     context: str | None = None
     namespace: str | None = None
 
-    def words(
-        self, *arguments: str, names: Sequence[str] = (), command: Sequence[str] | None = None
-    ) -> list[str]:
+    def words(self, *arguments: str, names: Sequence[str] = (), command: Sequence[str] | None = None) -> list[str]:
         """Return the command line for yard's own `arguments` and the `names` of objects.
 
         kubectl reads no name as an option: names are valid and, unless a `command` for a pod follows, behind
@@ -50,9 +48,7 @@ class Kubectl:
         namespace = []
         if self.namespace:
             if not command_line.is_label(self.namespace):
-                raise UserError(
-                    f"{self.namespace[:80]!r} is not a valid name of a namespace", "such as team-a"
-                )
+                raise UserError(f"{self.namespace[:80]!r} is not a valid name of a namespace", "such as team-a")
             namespace = [f"--namespace={self.namespace}"]
         behind = [*names, "--", *command] if command is not None else ["--", *names] if names else []
         return ["kubectl", *context, *namespace, *arguments, *behind]

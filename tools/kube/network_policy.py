@@ -34,8 +34,7 @@ def admits(
     """
     rules = (policy.get("spec") or {}).get(direction.lower()) or []
     return any(
-        _admits_peers(rule.get(PEERS[direction]), peers)
-        and _admits_ports(rule.get("ports"), ports, named or {})
+        _admits_peers(rule.get(PEERS[direction]), peers) and _admits_ports(rule.get("ports"), ports, named or {})
         for rule in rules
     )
 
@@ -60,8 +59,7 @@ def _is_anybody(peer: Object) -> bool:
 
 def _admits_peers(listed: list[Object] | None, peers: Object) -> bool:
     return not listed or any(
-        "ipBlock" in peer or "podSelector" not in peer or selects(peer["podSelector"], peers)
-        for peer in listed
+        "ipBlock" in peer or "podSelector" not in peer or selects(peer["podSelector"], peers) for peer in listed
     )
 
 

@@ -110,6 +110,4 @@ def _faults(error: Any) -> Iterator[Fault]:
     elif error.validator in ("anyOf", "oneOf"):
         yield Fault(path, f"{value} is of none of the types that are allowed here")
     else:
-        yield Fault(
-            path, f"{value}: {error.validator} {short(json.dumps(wanted, default=str), VALUE)} is not met"
-        )
+        yield Fault(path, f"{value}: {error.validator} {short(json.dumps(wanted, default=str), VALUE)} is not met")

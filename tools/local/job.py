@@ -165,8 +165,6 @@ def _check_script(pod: LocalPod) -> None:
 
 def _check_world(config: Config, job: Object, pods: int) -> None:
     """Raise ConfigError when the job's ranks cannot share the batch, if the number of ranks is known."""
-    text = job["spec"].get("nprocPerNode") or str(
-        (job["spec"].get("elasticPolicy") or {}).get("nProcPerNode")
-    )
+    text = job["spec"].get("nprocPerNode") or str((job["spec"].get("elasticPolicy") or {}).get("nProcPerNode"))
     if text.isdigit():
         config.accumulation(pods * int(text))

@@ -64,9 +64,7 @@ def check_base(config: Config, run_directory: Path, source: str) -> None:
         return
     cells = {cell.removeprefix("overlays/").replace("/", "-") + "-train": cell for cell in locate.cells()}
     remedy = f"train it: {report.run_command([cells[name]], [])}" if name in cells else "train it first"
-    raise UserError(
-        f"{source} starts from the run {name}, which has no checkpoint on this machine yet", remedy
-    )
+    raise UserError(f"{source} starts from the run {name}, which has no checkpoint on this machine yet", remedy)
 
 
 def rendezvous_port(pods: list[LocalPod]) -> int | None:

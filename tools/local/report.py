@@ -189,12 +189,7 @@ def _is_exception(line: str) -> bool:
     text = line.partition("]: ")[2] or line
     name, colon, _ = text.partition(":")
     launcher = ("torch.distributed.elastic", "subprocess.")
-    return (
-        bool(colon)
-        and name.endswith(("Error", "Exception"))
-        and " " not in name
-        and not name.startswith(launcher)
-    )
+    return bool(colon) and name.endswith(("Error", "Exception")) and " " not in name and not name.startswith(launcher)
 
 
 # The held-out loss of a model that learned nothing, by the trainer's name for it. BERT predicts words and
@@ -234,9 +229,7 @@ def _figures(report: Report) -> list[tuple[str, str]]:
     if report.get("mfu") is not None:
         rows.append(("MFU", f"{100 * report['mfu']:.1f} % of this machine's peak"))
     if report.get("skipped_lines"):
-        rows.append(
-            ("skipped", f"{report['skipped_lines']:,.0f} lines of metrics.jsonl that are not of a step")
-        )
+        rows.append(("skipped", f"{report['skipped_lines']:,.0f} lines of metrics.jsonl that are not of a step"))
     return rows
 
 

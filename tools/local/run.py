@@ -128,9 +128,7 @@ def show_plan(job: LocalJob, as_json: bool) -> None:
             "command": pod.argv,
             "directory": str(pod.cwd),
             "environment": pod.shown_environment(),
-            "volumes": [
-                {"path": item.path, "local": str(item.local), "kind": item.kind} for item in pod.mounts
-            ],
+            "volumes": [{"path": item.path, "local": str(item.local), "kind": item.kind} for item in pod.mounts],
         }
         for pod in job.local
     ]
@@ -140,9 +138,7 @@ def show_plan(job: LocalJob, as_json: bool) -> None:
     pods = output.count(len(job.local), "pod")
     asked, there = sum(gpus(pod) for pod in job.pods), len(visible_gpus(os.environ))
     if asked > there:
-        output.note(
-            f"the job asks for {output.count(asked, 'GPU')}; this machine has {there}: it cannot run here"
-        )
+        output.note(f"the job asks for {output.count(asked, 'GPU')}; this machine has {there}: it cannot run here")
     output.line(f"{job.source}: PyTorchJob {job.name}, {pods}, run {repo.shown(job.directory)}")
     for pod in job.local:
         output.line()

@@ -72,9 +72,7 @@ def make(name: str, source: Published, lora: bool) -> Made:
         warmup = round(WARMUP_TOKENS / (values["batch"] * length))
         values["warmup"] = min(warmup, values["steps"] // 10)
         values["warmed"] = " Warm-up: 375 million tokens (appendix B), at most a tenth of the steps."
-        recipe = (
-            f"{BROWN}, table 2.1: the nearest size, {near / 1e9:g} billion, for {active / 1e9:.2f} billion"
-        )
+        recipe = f"{BROWN}, table 2.1: the nearest size, {near / 1e9:g} billion, for {active / 1e9:.2f} billion"
     text = _TEXTS["model text"].format(**{**values, "count": count, "recipe": recipe})
     _load(text, source)
     files = {"kustomization.yaml": _TEXTS["model kustomization"] + (_TEXTS["model finetune"] if lora else "")}
@@ -92,10 +90,7 @@ def _load(text: str, source: Published) -> Config:
 
 
 def _keys(section: Mapping[str, Any]) -> str:
-    plain = {
-        key: v if isinstance(v, str) and PLAIN_TEXT.fullmatch(v) else json.dumps(v)
-        for key, v in section.items()
-    }
+    plain = {key: v if isinstance(v, str) and PLAIN_TEXT.fullmatch(v) else json.dumps(v) for key, v in section.items()}
     return "\n".join(f"  {key}: {value}" for key, value in plain.items())
 
 
@@ -107,8 +102,6 @@ def write(root: Path, made: Made, hardware: str | None) -> list[str]:
     if hardware is None:
         component.write(root, made.name, made.files, {})
         return []
-    rows = {
-        hardware: lambda found: component.entry_of(memory.fitting(root, found, hardware, made.name), found)
-    }
+    rows = {hardware: lambda found: component.entry_of(memory.fitting(root, found, hardware, made.name), found)}
     (placed,) = component.write(root, made.name, made.files, rows)
     return [f"cell overlays/{placed.name}: {memory.where(placed)}, {memory.of_cell(root, placed).summary()}"]

@@ -75,9 +75,7 @@ def _job(manifests: Manifests) -> Workload:
     found = [one for one in every if one.trains] or every
     if len(found) != 1:
         held = ", ".join(one.title for one in found) or "no job of a kind that is known"
-        raise UserError(
-            f"{manifests.source}: contains {held}", "one job is needed; or give --image, --command"
-        )
+        raise UserError(f"{manifests.source}: contains {held}", "one job is needed; or give --image, --command")
     job = found[0]
     if job.misshapen:
         fault = job.misshapen[0]

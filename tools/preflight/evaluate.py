@@ -58,9 +58,7 @@ class Evaluation:
     @property
     def needs(self) -> list[str]:
         """Return the objects that the manifest needs and does not contain."""
-        return sorted(
-            {str(verdict.details["needs"]) for verdict in self.verdicts if "needs" in verdict.details}
-        )
+        return sorted({str(verdict.details["needs"]) for verdict in self.verdicts if "needs" in verdict.details})
 
 
 @functools.cache
@@ -79,9 +77,7 @@ def evaluate(manifests: Manifests, base: Published | None = None, given: Given |
     Its model must be that of `base`, and its containers without a command start what is `given`.
     """
     checked = replace(subject(manifests, given), base=base)
-    verdicts = [
-        checked.located(_asked(rule, verdict)) for rule in rules().values() for verdict in rule.check(checked)
-    ]
+    verdicts = [checked.located(_asked(rule, verdict)) for rule in rules().values() for verdict in rule.check(checked)]
     verdicts = _once(verdicts)
     owners = {id(template.item): str(template.item["kind"]) for template in checked.templates}
     return Evaluation(manifests.source, verdicts, Counter(owners.values()), _unjudged(checked))

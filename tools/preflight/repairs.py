@@ -86,9 +86,7 @@ def keys_of(item: Any, path: str) -> Keys:
 def _index(entries: list[Any], key: str) -> str | int:
     if key.isdigit():
         return int(key)
-    return next(
-        (at for at, one in enumerate(entries) if isinstance(one, dict) and one.get("name") == key), key
-    )
+    return next((at for at, one in enumerate(entries) if isinstance(one, dict) and one.get("name") == key), key)
 
 
 def _none(_: Finding) -> Iterator[Edit]:
@@ -141,11 +139,7 @@ def _wiring(finding: Finding) -> Iterator[Edit]:
     """Yield the rendezvous of a PyTorchJob that has Workers only and no elasticPolicy."""
     spec = finding.item.get("spec") or {}
     replicas = spec.get("pytorchReplicaSpecs") or {}
-    if (
-        finding.item.get("kind") == "PyTorchJob"
-        and set(replicas) == {"Worker"}
-        and not spec.get("elasticPolicy")
-    ):
+    if finding.item.get("kind") == "PyTorchJob" and set(replicas) == {"Worker"} and not spec.get("elasticPolicy"):
         count = replicas["Worker"].get("replicas") or 1
         bounds = {"rdzvBackend": "c10d", "minReplicas": count, "maxReplicas": count}
         yield Edit(("spec", "elasticPolicy"), bounds)

@@ -117,9 +117,7 @@ class Template:
 
     def accelerators(self) -> tuple[str, Decimal]:
         """Return the accelerator resource that one pod requests and how many, or an empty name."""
-        return next(
-            ((name, self.asks(name)) for name in ACCELERATORS if self.asks(name) > 0), ("", Decimal(0))
-        )
+        return next(((name, self.asks(name)) for name in ACCELERATORS if self.asks(name) > 0), ("", Decimal(0)))
 
     @property
     def efa(self) -> Decimal:
@@ -201,13 +199,8 @@ class Subject:
         wrapper, prefix = self.inside[name]
         path = f"{prefix}{verdict.details.get('path', '')}"
         before, after = f"{name}: ", f"{wrapper}: {prefix}"
-        evidence = [
-            after + line.removeprefix(before) if line.startswith(before) else line
-            for line in verdict.evidence
-        ]
-        return replace(
-            verdict, evidence=evidence, details={**verdict.details, "object": wrapper, "path": path}
-        )
+        evidence = [after + line.removeprefix(before) if line.startswith(before) else line for line in verdict.evidence]
+        return replace(verdict, evidence=evidence, details={**verdict.details, "object": wrapper, "path": path})
 
     def named(self, kind: str, namespace: str) -> dict[str, Object]:
         """Return the objects of a kind that pods in `namespace` can see, by name."""

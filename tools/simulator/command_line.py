@@ -25,9 +25,7 @@ def literals(container: Object) -> dict[str, str]:
 def command(container: Object) -> list[str]:
     """Return command and args, `$(NAME)` expanded where it is known."""
     values = literals(container)
-    return [
-        expand(word, values) for word in [*(container.get("command") or []), *(container.get("args") or [])]
-    ]
+    return [expand(word, values) for word in [*(container.get("command") or []), *(container.get("args") or [])]]
 
 
 def script(container: Object) -> str | None:

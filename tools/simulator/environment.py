@@ -86,9 +86,7 @@ def expand(text: str, values: Mapping[str, str]) -> str:
     return REFERENCE.sub(replace, text)
 
 
-def resolve(
-    pod: Pod, container: Object, manifests: Manifests, share: int, address: str = MACHINE
-) -> Environment:
+def resolve(pod: Pod, container: Object, manifests: Manifests, share: int, address: str = MACHINE) -> Environment:
     """Return the environment of `container` in `pod`.
 
     `share` is the pod's number of cores on this machine, `address` its IP address. Required objects that the
@@ -120,9 +118,7 @@ def _add_source(result: Environment, source: Object, pod: Pod, manifests: Manife
         if found is None:
             _miss(result, f"{kind} {source[key]['name']}", source[key])
             continue
-        named = {
-            prefix + name: text for name, text in found.items() if VARIABLE_NAME.fullmatch(prefix + name)
-        }
+        named = {prefix + name: text for name, text in found.items() if VARIABLE_NAME.fullmatch(prefix + name)}
         result.values.update(named)
         if kind == "Secret":
             result.secret.update(named)
@@ -194,9 +190,7 @@ def _resource(ref: Object, pod: Pod, container: Object, share: int) -> str:
     name = ref.get("containerName") or container.get("name")
     asked = next((item for item in pod.spec["containers"] if item.get("name") == name), None)
     if asked is None or what not in ("requests", "limits"):
-        raise UserError(
-            f"pod {pod.name}: resourceFieldRef {ref['resource']} of container {name} is not known"
-        )
+        raise UserError(f"pod {pod.name}: resourceFieldRef {ref['resource']} of container {name} is not known")
     divisor = quantity(ref.get("divisor") or "1") or Decimal(1)
     if resource == "cpu":
         return str(math.ceil(share / divisor))

@@ -197,9 +197,7 @@ class Scope:
             return [self._output(source[1:-1].replace("\\`", "`"), source)]
         if source.startswith("$((") and source.endswith("))"):
             value = self.arithmetic(source[3:-2])
-            return [
-                self.mark(source, "it is calculated when the pod starts") if value is None else str(value)
-            ]
+            return [self.mark(source, "it is calculated when the pod starts") if value is None else str(value)]
         if source.startswith("$("):
             return [self._output(source[2:-1], source)]
         if source.startswith("${"):
@@ -261,9 +259,7 @@ class Scope:
         changed = [self._changed(value, rest) for value in values]
         return unknown if None in changed else [value for value in changed if value is not None]
 
-    def _defaulted(
-        self, name: str, found: list[str] | None, kind: re.Match[str], word: str, source: str
-    ) -> list[str]:
+    def _defaulted(self, name: str, found: list[str] | None, kind: re.Match[str], word: str, source: str) -> list[str]:
         empty = found is None or (bool(kind[1]) and found in ([], [""]))
         if kind[2] == "+":
             return [""] if empty else [self.text(word)]
@@ -382,17 +378,10 @@ def _trimmed(value: str, rest: str, expand: Callable[[str], str]) -> str | None:
     """Return a value without what the pattern of `#`, `##`, `%` or `%%` matches."""
     sign, longest = rest[0], rest[1:2] == rest[0]
     pattern = expand(rest[2 if longest else 1 :])
-    if (
-        len(pattern) > _LONGEST_PATTERN
-        or pattern.count("*") > 2
-        or len(value) > _LONGEST_MATCHED
-        or "\0" in pattern
-    ):
+    if len(pattern) > _LONGEST_PATTERN or pattern.count("*") > 2 or len(value) > _LONGEST_MATCHED or "\0" in pattern:
         return None
     matches = re.compile(fnmatch.translate(pattern)).match
     cuts = range(len(value) + 1)
     if sign == "#":
-        return next(
-            (value[cut:] for cut in (reversed(cuts) if longest else cuts) if matches(value[:cut])), value
-        )
+        return next((value[cut:] for cut in (reversed(cuts) if longest else cuts) if matches(value[:cut])), value)
     return next((value[:cut] for cut in (cuts if longest else reversed(cuts)) if matches(value[cut:])), value)

@@ -70,9 +70,7 @@ def read(
     started = outcome.programs[index]
     launcher, _ = launchers.kind(started.words)
     scope = outcome.scope
-    unsure = {
-        name: explained(scope, value) for name, value in started.environment.items() if MARK.search(value)
-    }
+    unsure = {name: explained(scope, value) for name, value in started.environment.items() if MARK.search(value)}
     torchrun = None
     try:
         if launcher not in ("python", ""):
@@ -101,14 +99,10 @@ def explained(scope: Scope, text: str) -> str:
     return f"{scope.shown(text)[:80]}: {scope.why(text)}"
 
 
-def _options(
-    started: Started, files: Mapping[str, str | None], devices: int, scope: Scope
-) -> Torchrun | None:
+def _options(started: Started, files: Mapping[str, str | None], devices: int, scope: Scope) -> Torchrun | None:
     launcher, rest = launchers.kind(started.words)
     known = {**files, **scope.files}
-    return launchers.options(
-        launcher, rest, started.environment, known, devices, lambda text: explained(scope, text)
-    )
+    return launchers.options(launcher, rest, started.environment, known, devices, lambda text: explained(scope, text))
 
 
 def _main(outcome: Outcome) -> tuple[int | None, str]:

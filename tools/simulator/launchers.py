@@ -75,9 +75,7 @@ def options(
         found = parse(MODULES[0], words, environment, explain)
         return found.changed("tune run", {}) if found.words else None
     if launcher == "accelerate":
-        return _accelerate(
-            _Options("accelerate", words, ACCELERATE_FLAGS, explain), environment, files, devices
-        )
+        return _accelerate(_Options("accelerate", words, ACCELERATE_FLAGS, explain), environment, files, devices)
     if launcher == "deepspeed":
         return _deepspeed(_Options("deepspeed", words, DEEPSPEED_FLAGS, explain), environment, files)
     raise UnknownOptions(f"{launcher}: {NAMED[launcher]}")
@@ -144,9 +142,7 @@ def _accelerate(
         raise UnknownOptions(f"accelerate reads {path[:80]}, which is not in the manifest")
     machines = given.number("num-machines") or 1
     processes = given.number("num-processes")
-    kinds = {
-        name for name in ("multi-gpu", "use-fsdp", "use-deepspeed", "use-megatron-lm") if name in given.flags
-    }
+    kinds = {name for name in ("multi-gpu", "use-fsdp", "use-deepspeed", "use-megatron-lm") if name in given.flags}
     kind_ = str(config.get("distributed_type") or "").upper()
     deepspeed = "use-deepspeed" in kinds or (not kinds and kind_ == "DEEPSPEED")
     several = bool(kinds) or kind_ not in ("", "NO") or ((processes or devices) > 1 and devices > 1)
@@ -157,9 +153,7 @@ def _accelerate(
     ssh = str((config.get("deepspeed_config") or {}).get("deepspeed_multinode_launcher") or "")
     ssh = given.text("deepspeed-multinode-launcher") or ssh or "pdsh"
     if deepspeed and machines > 1 and ssh != "standard":
-        raise UnknownOptions(
-            f"accelerate starts deepspeed's launcher {ssh}, which reaches the other pods by ssh"
-        )
+        raise UnknownOptions(f"accelerate starts deepspeed's launcher {ssh}, which reaches the other pods by ssh")
     if machines <= 1:
         own = parse(MODULES[0], ["program"], environment, given._explain)
         port = given.text("main-process-port") or "29500"
@@ -243,9 +237,7 @@ def _deepspeed(given: _Options, environment: Mapping[str, str], files: Mapping[s
     hosts = [line for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
     rank, host = given.number("node-rank"), given.text("master-addr")
     if rank is None or not 0 <= rank < len(hosts) or not host:
-        raise BadOptions(
-            f"deepspeed: --no_ssh needs --master_addr, and --node_rank from 0 to {len(hosts) - 1}"
-        )
+        raise BadOptions(f"deepspeed: --no_ssh needs --master_addr, and --node_rank from 0 to {len(hosts) - 1}")
     slots = hosts[0].partition("slots=")[2].split()
     values = {
         "nnodes": str(len(hosts)), "node-rank": str(rank), "master-addr": host, "rdzv-backend": "static",

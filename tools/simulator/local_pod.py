@@ -96,9 +96,7 @@ def local_pods(
             **_minimum(pod, mounts, directory, user),
             "CUDA_VISIBLE_DEVICES": devices[pod.name],
             **{
-                name: mounts.translate(
-                    _local_hosts(value, hosts) if ADDRESS_VARIABLE.fullmatch(name) else value
-                )
+                name: mounts.translate(_local_hosts(value, hosts) if ADDRESS_VARIABLE.fullmatch(name) else value)
                 for name, value in resolved.values.items()
             },
             "PET_LOCAL_ADDR": address,

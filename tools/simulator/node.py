@@ -137,34 +137,26 @@ def _torchrun_node(pod: Pod, hosts: Hosts, understood: Launch, torchrun: Torchru
         return Node(pod, understood, ("c10d", pod.name, 0, "standalone"), (1, 1), processes, None)
     if backend == "static":
         _need(pod, torchrun, "node-rank", *(() if endpoint else ("master-addr", "master-port")))
-        host, port = _endpoint(
-            endpoint or f"{values['master-addr']}:{values['master-port'] or DEFAULT_MASTER_PORT}"
-        )
+        host, port = _endpoint(endpoint or f"{values['master-addr']}:{values['master-port'] or DEFAULT_MASTER_PORT}")
         rank = int(values["node-rank"] or 0)
         meeting = ("static", _host(host, pod, hosts), port, "")
         return Node(pod, understood, meeting, (nodes[1], nodes[1]), processes, rank)
     _need(pod, torchrun, "rdzv-id", "rdzv-conf")
     meeting_id = values["rdzv-id"] or "none"
     if backend in ETCD:
-        return Node(
-            pod, understood, (backend, *_etcd(endpoint or "", pod, hosts), meeting_id), nodes, processes, None
-        )
+        return Node(pod, understood, (backend, *_etcd(endpoint or "", pod, hosts), meeting_id), nodes, processes, None)
     if backend != "c10d":
         raise Finding(f"{pod.name}: the rendezvous backend {backend} is not known", None, State.CANNOT_TELL)
     if "is_host" in (values["rdzv-conf"] or ""):
         raise Finding(f"{pod.name}: --rdzv-conf is_host sets the host by hand", None, State.CANNOT_TELL)
     if not endpoint:
-        raise Apart(
-            f"{pod.name}: c10d rendezvous without an endpoint: {hosts.job.no_rendezvous}", hosts.job.to_meet
-        )
+        raise Apart(f"{pod.name}: c10d rendezvous without an endpoint: {hosts.job.no_rendezvous}", hosts.job.to_meet)
     host, port = _endpoint(endpoint)
     meeting = ("c10d", _host(host, pod, hosts), port, meeting_id)
     return Node(pod, understood, meeting, nodes, processes, None)
 
 
-def _hyperpod_node(
-    pod: Pod, hosts: Hosts, understood: Launch, nodes: tuple[int, int], processes: int | None
-) -> Node:
+def _hyperpod_node(pod: Pod, hosts: Hosts, understood: Launch, nodes: tuple[int, int], processes: int | None) -> Node:
     """Return a node of hyperpodrun. HyperPod's operator gives the ranks, and no other controller does."""
     if hosts.job.kind != "HyperPodPyTorchJob":
         raise Finding(
@@ -173,9 +165,7 @@ def _hyperpod_node(
             "use torchrun, or kind HyperPodPyTorchJob",
         )
     if nodes[0] != nodes[1]:
-        raise BadOptions(
-            f"hyperpodrun: --nnodes {nodes[0]}:{nodes[1]} is not supported: it must be one number"
-        )
+        raise BadOptions(f"hyperpodrun: --nnodes {nodes[0]}:{nodes[1]} is not supported: it must be one number")
     count = len(hosts.pods)
     return Node(pod, understood, ("hyperpod", hosts.pods[0].name, 8080, ""), (count, count), processes, None)
 
@@ -191,14 +181,10 @@ def _etcd(endpoint: str, pod: Pod, hosts: Hosts) -> tuple[str, int]:
         )
     for service in [one for one in manifests.of_kind("Service") if one["metadata"]["name"] == bare]:
         selector = (service.get("spec") or {}).get("selector") or {}
-        found = [
-            spec for labels, spec in _servers(manifests) if selector and selector.items() <= labels.items()
-        ]
+        found = [spec for labels, spec in _servers(manifests) if selector and selector.items() <= labels.items()]
         if any(_runs_etcd(spec) for spec in found):
             return bare, port
-    if any(
-        item["metadata"]["name"] == bare and _runs_etcd(item["spec"]) for item in manifests.of_kind("Pod")
-    ):
+    if any(item["metadata"]["name"] == bare and _runs_etcd(item["spec"]) for item in manifests.of_kind("Pod")):
         return bare, port
     raise Finding(
         f"{pod.name}: the rendezvous is at the etcd server {host or 'of no name'}, which is not in this file",
@@ -247,9 +233,7 @@ def _plain_node(pod: Pod, hosts: Hosts, understood: Launch) -> Node:
         raise Finding(f"{pod.name}: RANK, WORLD_SIZE and MASTER_PORT must be numbers") from None
     count, devices = len(hosts.pods), gpus(pod)
     if devices > 1 and world == count * devices:
-        reason = (
-            f"WORLD_SIZE is {world} for {count} pods: whether the program starts {devices} processes itself"
-        )
+        reason = f"WORLD_SIZE is {world} for {count} pods: whether the program starts {devices} processes itself"
         raise Finding(f"{pod.name}: {reason} is not known", "start it with torchrun", State.CANNOT_TELL)
     meeting = ("env", _host(values["MASTER_ADDR"], pod, hosts), port, "")
     return Node(pod, understood, meeting, (world, world), 1, rank)
@@ -273,9 +257,7 @@ def _host(host: str, pod: Pod, hosts: Hosts) -> str:
         raise Finding(problem.reason, problem.remedy, state) from None
 
 
-def start_of(
-    container: Object, values: Mapping[str, str], given: Given
-) -> tuple[list[str], dict[str, str], bool]:
+def start_of(container: Object, values: Mapping[str, str], given: Given) -> tuple[list[str], dict[str, str], bool]:
     """Return the words that start a container, its variables, and whether the image's are among them.
 
     Raises UserError where only the image knows what starts.
@@ -289,8 +271,6 @@ def start_of(
     elif image is not None:
         words = [*image.entrypoint, *(arguments or image.command)]
     else:
-        raise UserError(
-            f"container {container.get('name')} has no command: only its image knows it", GIVE_COMMAND
-        )
+        raise UserError(f"container {container.get('name')} has no command: only its image knows it", GIVE_COMMAND)
     known = {**(image.variables if image else {}), **values}
     return [environment.expand(word, known) for word in words], known, image is not None

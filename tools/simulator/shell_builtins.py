@@ -13,9 +13,7 @@ from tools.simulator.shell_lexer import ASSIGNMENT, NAME, Unreadable
 from tools.simulator.shell_run import DEEPEST, MAYBE, Break, Exit, Return, Run
 
 # These files set no variable that a launcher reads.
-ACTIVATION = re.compile(
-    r".*(?:/activate|/conda\.sh|/setvars\.sh|\.bashrc|/\.profile|/etc/profile.*|/nvm\.sh)"
-)
+ACTIVATION = re.compile(r".*(?:/activate|/conda\.sh|/setvars\.sh|\.bashrc|/\.profile|/etc/profile.*|/nvm\.sh)")
 DECLARE = frozenset(("export", "declare", "typeset", "local", "readonly"))
 _FILE_TESTS = frozenset("abcdefghkprstuwxLOGSN")
 _NUMBERS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
@@ -64,18 +62,14 @@ class Builtins(ABC):
             match = ASSIGNMENT.match(word)
             if match:
                 self.scope.assign(match[1], word[match.end() :], bool(match[2]))
-            names = (
-                [match[1]] if match else [name for name in self.scope.words(word) if re.fullmatch(NAME, name)]
-            )
+            names = [match[1]] if match else [name for name in self.scope.words(word) if re.fullmatch(NAME, name)]
             self.scope.exported |= set(names) if exports else set()
         return 0
 
     def double(self, raw: list[str]) -> int | None:
         if raw[0] == "((":
             value = self.scope.arithmetic(raw[1])
-            for name in re.findall(
-                rf"\b({NAME})\s*+(?:[-+*/%]?=(?!=)|\+\+|--)|(?:\+\+|--)\s*+({NAME})", raw[1]
-            ):
+            for name in re.findall(rf"\b({NAME})\s*+(?:[-+*/%]?=(?!=)|\+\+|--)|(?:\+\+|--)\s*+({NAME})", raw[1]):
                 self.scope.values[name[0] or name[1]] = self.scope.mark("((", "it is calculated")
             return MAYBE if value is None else int(value == 0)
         return self._logical(

@@ -176,9 +176,7 @@ class Flow(Builtins):
                         return self.run_body(body)
             return 0
 
-    def _maybe(
-        self, reason: str, runs: Sequence[Callable[[], int | None]], every: bool = False
-    ) -> int | None:
+    def _maybe(self, reason: str, runs: Sequence[Callable[[], int | None]], every: bool = False) -> int | None:
         """Run alternatives of which only the pod knows the right one. Keep what is equal after all."""
         before = self.scope
         after = [] if every else [before.copy()]
@@ -206,9 +204,7 @@ class Flow(Builtins):
                 before.values[name] = values.pop() or ""
         for scope in after:
             before.exported |= scope.exported
-            before.arrays.update(
-                {name: item for name, item in scope.arrays.items() if name not in before.arrays}
-            )
+            before.arrays.update({name: item for name, item in scope.arrays.items() if name not in before.arrays})
             before.sourced = before.sourced or scope.sourced
         return None
 

@@ -59,11 +59,7 @@ class Lexer:
                 waiting = []
             else:
                 at = self._token(found, at)
-                if (
-                    len(found) > 1
-                    and found[-2].kind == "redirect"
-                    and operator_of(found[-2]) in ("<<", "<<-")
-                ):
+                if len(found) > 1 and found[-2].kind == "redirect" and operator_of(found[-2]) in ("<<", "<<-"):
                     waiting.append(len(found) - 2)
         return found
 

@@ -22,9 +22,7 @@ _FORKED = frozenset(("a pipe", "a subshell", BACKGROUND))
 class Shell(Flow):
     """One shell process, or (without a name) the container's runtime."""
 
-    def __init__(
-        self, run: Run, scope: Scope, parents: tuple[Parent, ...], name: str, depth: int = 0
-    ) -> None:
+    def __init__(self, run: Run, scope: Scope, parents: tuple[Parent, ...], name: str, depth: int = 0) -> None:
         if depth > DEEPEST:
             raise Unreadable("its scripts call each other too deeply")
         super().__init__(run, scope)
@@ -115,9 +113,7 @@ class Shell(Flow):
             why = "the command redirects its input or output"
         parent = Parent(self.name, "no", why or _MORE)
         if last and self.name in ("sh", "ash"):
-            parent = Parent(
-                self.name, "unknown", "bash as sh replaces itself by its last command, dash does not"
-            )
+            parent = Parent(self.name, "unknown", "bash as sh replaces itself by its last command, dash does not")
         elif last:
             parent.why = f"{self.name} does not replace itself by its last command"
         self.own.append(parent)
@@ -222,9 +218,7 @@ class Shell(Flow):
         text = self.run.files.get(path)
         if text is None:
             condition = self.run.conditions[-1] if self.run.conditions else ""
-            self.run.programs.append(
-                Started([name, path, *arguments], environment, condition, parents=parents)
-            )
+            self.run.programs.append(Started([name, path, *arguments], environment, condition, parents=parents))
             return 1 if self.run.fails == len(self.run.programs) - 1 else None
         inner = self._child(name, environment, parents, arguments)
         inner.scope.values["0"] = path

@@ -118,8 +118,7 @@ class Supervisor:
         self._relay = relay
         self._note = note
         self._pods = [
-            _Running(pod, log_path(run_directory, pod.name), relayed=index == 0)
-            for index, pod in enumerate(pods)
+            _Running(pod, log_path(run_directory, pod.name), relayed=index == 0) for index, pod in enumerate(pods)
         ]
         self._selector = selectors.DefaultSelector()
         self._stop = _Stop()
@@ -222,9 +221,7 @@ class Supervisor:
         if running.without_progress >= ATTEMPTS_WITHOUT_PROGRESS:
             return Outcome(End.FAILED, f"{code}, twice without a step in between", name)
         if self._restarts >= self._limit:
-            return Outcome(
-                End.FAILED, f"{code}, after {self._restarts} restarts (backoffLimit {self._limit})", name
-            )
+            return Outcome(End.FAILED, f"{code}, after {self._restarts} restarts (backoffLimit {self._limit})", name)
         self._restarts += 1
         delay = min(2.0 ** (running.attempts - 1), LONGEST_BACKOFF)
         running.start_again_at = time.monotonic() + delay

@@ -178,9 +178,7 @@ def _judge(nodes: Sequence[Node], job: Workload) -> None:
 def _judge_processes(nodes: Sequence[Node]) -> None:
     for node in nodes:
         if node.processes is not None and node.processes < 1:
-            raise Finding(
-                f"{node.pod.name}: {node.processes} processes a node", "--nproc-per-node must be 1 or more"
-            )
+            raise Finding(f"{node.pod.name}: {node.processes} processes a node", "--nproc-per-node must be 1 or more")
         wanted = node.launch.environment.get("PET_NPROC_PER_NODE", "")
         if node.launch.torchrun is None and wanted.isdigit() and int(wanted) > 1:
             raise Finding(
@@ -215,11 +213,7 @@ def _judge_apart(nodes: Sequence[Node], job: Workload) -> None:
     """Raise a Finding for several rendezvous: the pods train separately, or wait forever."""
     count = len({node.meeting for node in nodes})
     alone = all(node.nodes[0] == 1 for node in nodes)
-    effect = (
-        f"it trains as {count} separate jobs"
-        if alone
-        else f"it hangs: {len(nodes)} pods wait in {count} places"
-    )
+    effect = f"it trains as {count} separate jobs" if alone else f"it hangs: {len(nodes)} pods wait in {count} places"
     raise Apart(f"{effect}: {_why_apart(nodes[0], job)}", job.to_meet)
 
 

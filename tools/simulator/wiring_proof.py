@@ -44,9 +44,7 @@ PYTHON = (sys.executable, "-I", "-W", "ignore", "-u")  # reads no variables and 
 LAUNCHER = str(Path(probe_launcher.__file__).resolve())
 PROBE = str(Path(rank_probe.__file__).resolve())
 # What may stand in --rdzv-conf: time limits of torch/distributed/elastic/rendezvous/dynamic_rendezvous.py.
-TIME_LIMIT = re.compile(
-    r"(?:(?:join_|last_call_|close_|heartbeat_|read_)?timeout|keep_alive_interval)=[0-9]{1,6}"
-)
+TIME_LIMIT = re.compile(r"(?:(?:join_|last_call_|close_|heartbeat_|read_)?timeout|keep_alive_interval)=[0-9]{1,6}")
 # What else decides about the world; the command line is made of it.
 PROVED = {
     *("nnodes", "nproc-per-node", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "node-rank"),
@@ -136,9 +134,7 @@ def _judge(
     if hung and problem:  # all ranks were counted: a launcher that ends slowly is not a fault
         reason = f"{len(hung)} of {len(ends)} pods were still waiting after {timeout:.0f} s"
         remedy = "check which pods wait, and where; --timeout N waits longer"
-        if any(
-            record["world"] != world or record["counted"] not in (None, [1] * world) for record in records
-        ):
+        if any(record["world"] != world or record["counted"] not in (None, [1] * world) for record in records):
             return Verdict(State.FAIL, reason, evidence, remedy, details)
         started = "those that had started agree" if records else "no rank had started"
         reason += f", and {started}: the machine may be slow"
@@ -148,9 +144,7 @@ def _judge(
         return Verdict(State.FAIL, f"the launcher of {failed[0]} failed", evidence, None, details)
     if problem:
         return Verdict(State.FAIL, problem, evidence, None, details)
-    evidence.append(
-        f"one all-reduce over {output.count(world, 'rank')}: each rank was counted once on each of them"
-    )
+    evidence.append(f"one all-reduce over {output.count(world, 'rank')}: each rank was counted once on each of them")
     success = _success(analysis.nodes, size)
     if analysis.verdict.state is State.WARN:
         success = f"{success}, but {analysis.verdict.summary.partition(', but ')[2]}"
@@ -186,9 +180,7 @@ def _sized(size: Scale) -> str:
     return f"{output.count(size.pods, 'pod')} x {output.count(size.processes, 'process', 'processes')}"
 
 
-def _run(
-    nodes: Sequence[Node], size: Scale, directory: Path, timeout: float
-) -> tuple[dict[str, int | None], str]:
+def _run(nodes: Sequence[Node], size: Scale, directory: Path, timeout: float) -> tuple[dict[str, int | None], str]:
     """Start every pod's launcher and wait. Returns exit codes, None for a launcher that had to be killed, and
     a line about the network.
     """
@@ -245,9 +237,7 @@ def _over(started: Sequence[subprocess.Popen[bytes]]) -> bool:
     return None not in codes or any(code for code in codes if code)
 
 
-def _command(
-    node: Node, size: Scale, address: str, port: int, meeting_id: str
-) -> tuple[list[str], dict[str, str]]:
+def _command(node: Node, size: Scale, address: str, port: int, meeting_id: str) -> tuple[list[str], dict[str, str]]:
     """Return a pod's launch command with the probe in place of its program, and the variables of a rank that
     no torchrun starts.
     """
@@ -319,9 +309,7 @@ def _lines(
         own = [record for record in records if record["pod"] == name]
         ranks = ", ".join(f"rank {record['rank']} of {record['world']}" for record in own) or "no rank"
         code = ends[name]
-        end = (
-            "" if code == 0 else f"; {'still waiting' if code is None else f'exit code {code}'}: {said[name]}"
-        )
+        end = "" if code == 0 else f"; {'still waiting' if code is None else f'exit code {code}'}: {said[name]}"
         lines.append(f"{name}: {ranks}{end}")
     return lines
 

@@ -61,9 +61,7 @@ def store(kubectl: Kubectl, token: str) -> tuple[str, str]:
         problem = failure("apply", done.stderr)
         hint = problem.hint
         if "orbidden" in done.stderr:
-            hint = (
-                "an administrator or External Secrets (base/plugins/external-secrets) creates it for the team"
-            )
+            hint = "an administrator or External Secrets (base/plugins/external-secrets) creates it for the team"
         elif "conflict" in done.stderr:
             hint = "another manager, such as External Secrets, owns it: change the token there"
         raise UserError(problem.message, hint, 1 if problem.code == 2 else problem.code)

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 SECONDS = 90.0  # until the pod has answered: an image pull included
 SECRET = "hf-token"
-_ON_HUB = re.compile(
-    r"(?<![\w./-])([\w.-]{1,96}+/[\w.-]{1,96}+) on the Hugging Face hub(?:, revision ([0-9a-f]{40}))?"
-)
+_ON_HUB = re.compile(r"(?<![\w./-])([\w.-]{1,96}+/[\w.-]{1,96}+) on the Hugging Face hub(?:, revision ([0-9a-f]{40}))?")
 Say = Callable[[str], None]
 
 
@@ -159,10 +157,7 @@ def _looked(kubectl: Kubectl, manifests: Manifests, needs: list[Need], say: Say)
         pods.remove(kubectl, name)
     said = [one for one in found or [] if isinstance(one, dict) and "there" in one]
     by_need = {
-        need: one
-        for need in needs
-        for one in said
-        if (one.get("kind"), one.get("value")) == (need.kind, need.value)
+        need: one for need in needs for one in said if (one.get("kind"), one.get("value")) == (need.kind, need.value)
     }
     if len(by_need) < len(needs):
         raise UserError(f"{name} answered about {len(by_need)} of {len(needs)} questions")

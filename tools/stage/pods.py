@@ -50,9 +50,7 @@ def mount(job: Object, claim: str, path: str, name: str, read_only: bool = False
         spec["volumes"].append({"name": name, "persistentVolumeClaim": {"claimName": claim}})
 
 
-def staging(
-    asked: Request, image: str | None, account: str | None, variables: dict[str, str]
-) -> list[Object]:
+def staging(asked: Request, image: str | None, account: str | None, variables: dict[str, str]) -> list[Object]:
     """Return the Job for a request, and its policy. Its name is that of the place, so no two write there."""
     name = f"stage-{hashlib.sha256(asked.place.encode()).hexdigest()[:10]}"
     job, policy = objects(name, image)
@@ -124,9 +122,7 @@ def _waits_for(pod: Object) -> tuple[str, str]:
     states = [own.get("state") or {} for own in status.get("containerStatuses") or []]
     waiting = [state["waiting"] for state in states if state.get("waiting")]
     waiting += [
-        one
-        for one in status.get("conditions") or []
-        if one["type"] == "PodScheduled" and one["status"] != "True"
+        one for one in status.get("conditions") or [] if one["type"] == "PodScheduled" and one["status"] != "True"
     ]
     return next(((str(one.get("reason", "")), str(one.get("message", ""))) for one in waiting), ("", ""))
 

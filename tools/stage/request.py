@@ -60,13 +60,9 @@ def request(source: str, to: str | None, **options: object) -> Request:
         raise UserError(f"--to {to}: not CLAIM:PATH", hint)
     path = path.strip("/") or _default(inside)
     if not _PATH.fullmatch(path) or ".." in path:
-        raise UserError(
-            f"--to {claim}:{path}: not a plain path", "for example text/c4: letters, digits, . _ -"
-        )
+        raise UserError(f"--to {claim}:{path}: not a plain path", "for example text/c4: letters, digits, . _ -")
     if from_claim and claim == LOCAL:
-        raise UserError(
-            f"{source} is on a claim, which this machine does not see", "yard job cp copies a run"
-        )
+        raise UserError(f"{source} is on a claim, which this machine does not see", "yard job cp copies a run")
     return Request(inside, claim, path, from_claim, **options)  # type: ignore[arg-type]
 
 

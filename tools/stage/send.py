@@ -46,9 +46,7 @@ def send(kubectl: Kubectl, pod: str, asked: Request, say: Callable[[str], None])
             time.sleep(2.0)
 
 
-def _attempt(
-    kubectl: Kubectl, pod: str, asked: Request, offer: Offer, say: Callable[[str], None]
-) -> dict[str, Any]:
+def _attempt(kubectl: Kubectl, pod: str, asked: Request, offer: Offer, say: Callable[[str], None]) -> dict[str, Any]:
     program = ["python", "-m", "training.stage", "receive", *asked.options(), f"--to={TARGET}/{asked.path}"]
     words = kubectl.words("exec", f"--container={CONTAINER}", "--stdin", names=[pod], command=program)
     try:

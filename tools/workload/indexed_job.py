@@ -102,14 +102,10 @@ class IndexedJob(Workload):
     @property
     def nameless(self) -> Nameless | None:
         if not indexed(self.spec):
-            return Nameless(
-                "completionMode is not Indexed", "completionMode: Indexed, with a headless Service"
-            )
+            return Nameless("completionMode is not Indexed", "completionMode: Indexed, with a headless Service")
         subdomain = self._subdomain
         if not subdomain:
-            remedy = (
-                "set spec.template.spec.subdomain to the name of a headless Service that selects the pods"
-            )
+            remedy = "set spec.template.spec.subdomain to the name of a headless Service that selects the pods"
             return Nameless("spec.template.spec.subdomain is not set", remedy)
         return _headless(subdomain, self)
 

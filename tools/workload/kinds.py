@@ -20,9 +20,7 @@ from tools.workload.volcano import VolcanoJob
 from tools.workload.workload import Workload
 from tools.workload.wrappers import Part
 
-KINDS: tuple[type[Workload], ...] = (
-    *(PyTorchJob, TrainJob, HyperPodPyTorchJob, VolcanoJob, JobSet, IndexedJob),
-)
+KINDS: tuple[type[Workload], ...] = (*(PyTorchJob, TrainJob, HyperPodPyTorchJob, VolcanoJob, JobSet, IndexedJob),)
 _TABLE: dict[str, Any] = load("workload/kinds.yaml")
 DEEPEST = 12  # levels of an object in which a pod template is looked for
 
@@ -142,9 +140,7 @@ def _templates(value: Any, path: str, depth: int) -> Iterator[str]:
     if isinstance(value, dict):
         spec = value.get("spec")
         containers = spec.get("containers") if isinstance(spec, dict) else None
-        if isinstance(containers, list) and any(
-            isinstance(one, dict) and "image" in one for one in containers
-        ):
+        if isinstance(containers, list) and any(isinstance(one, dict) and "image" in one for one in containers):
             yield path or "spec"
         for key, inner in value.items():
             yield from _templates(inner, f"{path}.{key}".lstrip("."), depth + 1)

@@ -40,10 +40,7 @@ class PyTorchJob(Workload):
 
     @property
     def to_meet(self) -> str:
-        return (
-            "give the job elasticPolicy with rdzvBackend: c10d, and torchrun no --nnodes, --rdzv* or"
-            " --node-rank"
-        )
+        return "give the job elasticPolicy with rdzvBackend: c10d, and torchrun no --nnodes, --rdzv* or --node-rank"
 
     def container_of(self, template: Object) -> str:
         return main_container(template, DEFAULT_CONTAINER)

@@ -44,9 +44,7 @@ class TrainJob(Workload):
         if self.runtime is None:
             return RetryLimit(f"{self._wanted}: spec.template.spec.failurePolicy", None, False, "unknown")
         limit = self._jobset.retries
-        return RetryLimit(
-            f"{self._wanted}: spec.template.{limit.path}", limit.limit, limit.written, limit.counts
-        )
+        return RetryLimit(f"{self._wanted}: spec.template.{limit.path}", limit.limit, limit.written, limit.counts)
 
     def container_of(self, template: Object) -> str:
         return main_container(template, NODE)
@@ -119,11 +117,7 @@ class TrainJob(Workload):
     def _roles(self) -> list[Role]:
         if self.runtime is None or self._jobset.misshapen:
             return []
-        names = {
-            one["name"]
-            for one in self.runtime["spec"]["template"]["spec"]["replicatedJobs"]
-            if _is_trainer(one)
-        }
+        names = {one["name"] for one in self.runtime["spec"]["template"]["spec"]["replicatedJobs"] if _is_trainer(one)}
         return [
             Role(
                 role.name,
@@ -156,9 +150,7 @@ class TrainJob(Workload):
     def _pods(self) -> list[Pod]:
         if self.runtime is None:
             get = f"kubectl get {self._wanted.lower()} -o yaml"
-            raise PodsUnknown(
-                f"the pods come from {self._wanted}, which is not in the file", f"add it: {get}"
-            )
+            raise PodsUnknown(f"the pods come from {self._wanted}, which is not in the file", f"add it: {get}")
         patched = next((key for key in PATCHES if self.spec.get(key)), None)
         if patched:
             raise PodsUnknown(f"spec.{patched} changes the pods, and is not applied here")

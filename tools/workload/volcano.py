@@ -75,9 +75,7 @@ class VolcanoJob(Workload):
         template = {**task["template"], "spec": self._with_volumes(task["template"]["spec"])}
         # The API server completes a pod without restartPolicy with Always.
         policy = str(template["spec"].get("restartPolicy") or "Always")
-        ranks = "pytorch" in self.section("plugins") and name.lower() in map(
-            self._framework, ("master", "worker")
-        )
+        ranks = "pytorch" in self.section("plugins") and name.lower() in map(self._framework, ("master", "worker"))
         trains = ranks or launches(template, self.manifests)
         return Role(name, f"spec.tasks[{place}].template", count, count, template, policy, trains)
 

@@ -81,9 +81,7 @@ def contents() -> dict[str, str]:
     files[f"{PACKAGE}/__init__.py"] = ROOT / "training/agent/trainyard/__init__.py"
     guard = ROOT / "training/guard"
     files.update({path.relative_to(guard).as_posix(): path for path in guard.rglob("*") if _is_source(path)})
-    texts = {
-        name: _NAME.sub(rf"\1{PACKAGE}.training", path.read_text("utf-8")) for name, path in files.items()
-    }
+    texts = {name: _NAME.sub(rf"\1{PACKAGE}.training", path.read_text("utf-8")) for name, path in files.items()}
     return {"__main__.py": _MAIN, **texts}
 
 

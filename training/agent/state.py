@@ -42,9 +42,7 @@ def _split(value: Any, tensors: dict[str, Any], name: str, depth: int) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else ["float", str(value)]
     if isinstance(value, Mapping):
-        pairs = [
-            [_key(key, name), _split(one, tensors, f"{name}/{key}", depth + 1)] for key, one in value.items()
-        ]
+        pairs = [[_key(key, name), _split(one, tensors, f"{name}/{key}", depth + 1)] for key, one in value.items()]
         return ["dict", pairs]
     if isinstance(value, (list, tuple)):
         items = [_split(one, tensors, f"{name}/{at}", depth + 1) for at, one in enumerate(value)]

@@ -160,9 +160,7 @@ def clean_up(root: Path, log: Log) -> None:
         temporary = path.suffix == TEMPORARY
         if of_step and temporary and path.is_dir() and not path.is_symlink():
             _clean_attempt(path, log)
-        elif (temporary and (of_step or path.name.startswith(LATEST))) or (
-            of_step and path.suffix == DELETING
-        ):
+        elif (temporary and (of_step or path.name.startswith(LATEST))) or (of_step and path.suffix == DELETING):
             _remove(path)
 
 

@@ -80,9 +80,7 @@ def sync_tree(root: Path) -> dict[str, tuple[int, str]]:
             path = Path(directory, name)
             relative = path.relative_to(root).as_posix()
             if path.is_symlink() or not relative.isprintable():
-                raise CheckpointError(
-                    f"{root.name}/{relative!a}: only plain files and directories can be saved"
-                )
+                raise CheckpointError(f"{root.name}/{relative!a}: only plain files and directories can be saved")
         for name in files:
             path = Path(directory, name)
             size, digest = file_size(path), file_digest(path)

@@ -87,9 +87,7 @@ def read_header(path: Path, file: FileIO, longest: int = LONGEST_HEADER) -> dict
         _check_places(places, 8 + length, size)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = f": {error}" if isinstance(error, ValueError) else ""
-        raise CheckpointError(
-            f"{path.parent.name}/{path.name}: damaged safetensors header{reason}"
-        ) from error
+        raise CheckpointError(f"{path.parent.name}/{path.name}: damaged safetensors header{reason}") from error
     return places
 
 

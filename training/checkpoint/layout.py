@@ -80,9 +80,7 @@ def committed_steps(directory: Path) -> list[int]:
         return []
     with naming(directory), os.scandir(directory) as entries:
         found = ((step_of(entry.name), entry) for entry in entries)
-        return sorted(
-            step for step, entry in found if step is not None and entry.is_dir(follow_symlinks=False)
-        )
+        return sorted(step for step, entry in found if step is not None and entry.is_dir(follow_symlinks=False))
 
 
 def newest_committed(directory: Path) -> Path | None:
@@ -232,12 +230,8 @@ def _tensor(value: Any, name: str) -> Tensor:
     where = f"tensors.{name[:80]}"
     values = _values(value, Tensor, where)
     shape = tuple(_count(size, f"{where}.shape") for size in _list(values["shape"], f"{where}.shape"))
-    pieces = (
-        _values(piece, Piece, f"{where}.shards") for piece in _list(values["shards"], f"{where}.shards")
-    )
-    shards = tuple(
-        Piece(_text(piece["file"], f"{where}.file"), _rows(piece["rows"], where)) for piece in pieces
-    )
+    pieces = (_values(piece, Piece, f"{where}.shards") for piece in _list(values["shards"], f"{where}.shards"))
+    shards = tuple(Piece(_text(piece["file"], f"{where}.file"), _rows(piece["rows"], where)) for piece in pieces)
     try:
         return Tensor(_text(values["dtype"], f"{where}.dtype"), shape, shards)
     except ValueError as error:
@@ -254,9 +248,7 @@ def _rows(value: Any, where: str) -> tuple[int, int]:
 def _stored(value: Any, name: str) -> Stored:
     where = f"files.{name[:80]}"
     values = _values(value, Stored, where)
-    return Stored(
-        _count(values["size"], f"{where}.size"), _text(values["sha256"], f"{where}.sha256", _SHA256)
-    )
+    return Stored(_count(values["size"], f"{where}.size"), _text(values["sha256"], f"{where}.sha256", _SHA256))
 
 
 def _values(value: Any, kind: type, where: str) -> dict[str, Any]:
@@ -308,9 +300,7 @@ def decode_manifest(data: bytes) -> Manifest:
     if _sealed(content) != data:
         raise ValueError("its content does not match its own digest")
     if content.get("format") != FORMAT:
-        raise ValueError(
-            f"format {content.get('format')!r:.20} is not the format {FORMAT} this version reads"
-        )
+        raise ValueError(f"format {content.get('format')!r:.20} is not the format {FORMAT} this version reads")
     return _manifest(content)
 
 

@@ -153,9 +153,7 @@ def open_checkpoint(directory: Path, *, verify: bool = True) -> Checkpoint:
     return Checkpoint(directory, manifest)
 
 
-def newest(
-    directory: Path, *, verify: bool = True, log: Callable[[str], None] | None = None
-) -> Checkpoint | None:
+def newest(directory: Path, *, verify: bool = True, log: Callable[[str], None] | None = None) -> Checkpoint | None:
     """The newest good checkpoint under `directory`, for a process beside a running job; None without one.
 
     Only reads. Broken checkpoints are reported to `log` and skipped. If a writer prunes the listed ones, it

@@ -174,9 +174,7 @@ class Store:
         old = [step_name(each) for each in steps if each < kept[0] and each != step]
         return old + [name for name, bad in quarantined(self.directory) if bad < kept[0]]
 
-    def _inspect(
-        self, step: int, found: list[Manifest], check: Callable[[Checkpoint], None] | None
-    ) -> dict[str, Any]:
+    def _inspect(self, step: int, found: list[Manifest], check: Callable[[Checkpoint], None] | None) -> dict[str, Any]:
         """Verify this rank's share of a step's files; return step, attempt and the problem, if any."""
         path = self.directory / step_name(step)
         try:

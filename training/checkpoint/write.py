@@ -61,9 +61,7 @@ class Save:
         If any rank fails, every rank gets a CheckpointError, and nothing of the attempt is left.
         """
         try:
-            begun = self._peers.agree(
-                self._describe, lambda told: None if already_there() else self._begin(told)
-            )
+            begun = self._peers.agree(self._describe, lambda told: None if already_there() else self._begin(told))
             if begun is None:
                 return False
             self._peers.agree(lambda: self._write(begun), self._commit)

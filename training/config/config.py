@@ -79,8 +79,7 @@ class Config(Section):
         if bert is not None and self.device.attention == "flex_attention":
             raise wrong(
                 "device.attention",
-                "device.attention is flex_attention, which has neither dropout nor masks for BERT; "
-                "nearest value: sdpa",
+                "device.attention is flex_attention, which has neither dropout nor masks for BERT; nearest value: sdpa",
             )
         if self.masking is not None and self.masking.most > self.sequence_length:
             raise wrong(
@@ -137,8 +136,7 @@ class Config(Section):
             near = divisor_near(batch, stream.lanes)
             raise wrong(
                 "data.stream.lanes",
-                f"data.stream.lanes {stream.lanes} does not divide train.global_batch_size {batch}; "
-                f"nearest: {near}",
+                f"data.stream.lanes {stream.lanes} does not divide train.global_batch_size {batch}; nearest: {near}",
             )
         return self
 

@@ -9,10 +9,7 @@ from pydantic import Field, model_validator
 from training.config.base import Count, Inside, Section
 
 # 305 GB of English text in 1,024 files: huggingface.co/datasets/allenai/c4, configuration `en`.
-C4 = (
-    "hf://datasets/allenai/c4@1588ec454efa1a09f29cd18ddd04fe05fc8653a2/"
-    "en/c4-train.{00000..01023}-of-01024.json.gz"
-)
+C4 = "hf://datasets/allenai/c4@1588ec454efa1a09f29cd18ddd04fe05fc8653a2/en/c4-train.{00000..01023}-of-01024.json.gz"
 
 
 Column = Literal[

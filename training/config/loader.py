@@ -140,9 +140,7 @@ def _check_key(path: list[str], where: str) -> None:
         optional = NoneType in get_args(known[part].annotation)
         section = _section_of(known[part].annotation)
     if section is not None and not optional:
-        raise ConfigError(
-            f"{where}: {'.'.join(path)} is a section; set one of {', '.join(section.model_fields)}"
-        )
+        raise ConfigError(f"{where}: {'.'.join(path)} is a section; set one of {', '.join(section.model_fields)}")
 
 
 def _section_of(annotation: Any) -> Any:
@@ -158,9 +156,7 @@ def _nearest(part: str, section: Any, prefix: list[str]) -> str:
         f"{top}.{part}" for top, field in Config.model_fields.items()
         if (inner := _section_of(field.annotation)) is not None and part in inner.model_fields
     ]  # fmt: skip
-    return (
-        f"; did you mean {elsewhere[0]}?" if elsewhere else f"; known here: {', '.join(section.model_fields)}"
-    )
+    return f"; did you mean {elsewhere[0]}?" if elsewhere else f"; known here: {', '.join(section.model_fields)}"
 
 
 def nearest_key(name: str) -> str | None:
@@ -206,8 +202,7 @@ def _parse(layer: str, name: str, text: str) -> CommentedMap:
             raise ConfigError(f"{name}:{line}: unknown key {key}{_nearest(str(key), Config, [])}")
         if OWNER[key] != layer and (key, layer) != (DATA, DATA):
             raise ConfigError(
-                f"{name}:{line}: {key} belongs in {OWNER[key]}.yaml, not in {layer}.yaml; "
-                "each key has one owner"
+                f"{name}:{line}: {key} belongs in {OWNER[key]}.yaml, not in {layer}.yaml; each key has one owner"
             )
     return document
 
@@ -226,9 +221,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _collect_lines(
-    node: Any, name: str, path: tuple[Any, ...], lines: dict[tuple[Any, ...], tuple[str, int]]
-) -> None:
+def _collect_lines(node: Any, name: str, path: tuple[Any, ...], lines: dict[tuple[Any, ...], tuple[str, int]]) -> None:
     if isinstance(node, CommentedMap):
         for key, value in node.items():
             lines[(*path, key)] = (name, node.lc.key(key)[0] + 1)
@@ -269,8 +262,7 @@ def _message(
     hint = ""
     if error["type"] == "literal_error" and isinstance(error["input"], str):
         options = [
-            o.strip("'")
-            for o in str(error.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")
+            o.strip("'") for o in str(error.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")
         ]
         close = difflib.get_close_matches(error["input"], options, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""

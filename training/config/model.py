@@ -194,16 +194,14 @@ class Model(Section):
     def _heads(self) -> Self:
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of "
-                f"num_attention_heads {self.num_attention_heads}"
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
             )
         if self.architecture != "bert" and self.head_size % 2:
             said = "head_dim" if self.head_dim else "hidden_size / num_attention_heads"
             raise ValueError(f"{said} is {self.head_size}, but rotary embeddings need an even head size")
         if (self.num_experts_per_tok or 0) > (self.num_local_experts or 0):
             raise ValueError(
-                f"num_experts_per_tok {self.num_experts_per_tok} is above "
-                f"num_local_experts {self.num_local_experts}"
+                f"num_experts_per_tok {self.num_experts_per_tok} is above num_local_experts {self.num_local_experts}"
             )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(

@@ -162,9 +162,7 @@ class RemoteFile(io.RawIOBase):
             raise DataError(f"{self.url}: the file changed while it was read")
         first = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
         if answer.status_code == 206 and first != str(self._position):
-            raise DataError(
-                f"{self.url}: the server sent bytes from another position than {self._position:,}"
-            )
+            raise DataError(f"{self.url}: the server sent bytes from another position than {self._position:,}")
 
     def _skip(self, count: int) -> None:
         """Drop the first bytes, for a server that ignores the requested range."""

@@ -103,9 +103,7 @@ class Journal:
         folder = self._directory / _FETCHED
         folder.mkdir(exist_ok=True)
         path = folder / "first.jsonl"
-        files = [
-            replace(file, path=_telling(file.path, reporter.say, threading.Event())) for file in source.files
-        ]
+        files = [replace(file, path=_telling(file.path, reporter.say, threading.Event())) for file in source.files]
         written = 0
 
         def text() -> str:
@@ -126,9 +124,7 @@ def _telling(place: Place, tell: Callable[[str], None], stop: threading.Event) -
     return replace(place, tell=tell, stop=stop) if isinstance(place, RemotePlace) else place
 
 
-def _fetched(
-    file: SourceFile, target: Path, stop: threading.Event, tell: Callable[[str], None]
-) -> SourceFile:
+def _fetched(file: SourceFile, target: Path, stop: threading.Event, tell: Callable[[str], None]) -> SourceFile:
     """Fetch a remote file and return it with its local path; return a local one unchanged."""
     if not isinstance(file.path, RemotePlace):
         return file

@@ -137,9 +137,7 @@ def refuse_inside(source: str, root: Path) -> None:
     for part in source.split("\n"):
         local = part and part != STDLIB and not is_remote(part)
         if local and root.resolve().is_relative_to(path_of(part).resolve()):
-            raise DataError(
-                f"data source {part} contains the datasets' directory {root}; name a directory below it"
-            )
+            raise DataError(f"data source {part} contains the datasets' directory {root}; name a directory below it")
 
 
 def _make(plan: _Plan, root: Path, reporter: Reporter) -> None:
@@ -147,10 +145,7 @@ def _make(plan: _Plan, root: Path, reporter: Reporter) -> None:
     with staging(root, plan.name, adopt=True) as directory:
         journal = Journal(directory)
         summary = _build(plan, directory, journal, reporter)
-        if (
-            not source.remote
-            and source.fingerprint() != open_source(plan.path, source.text_field).fingerprint()
-        ):
+        if not source.remote and source.fingerprint() != open_source(plan.path, source.text_field).fingerprint():
             raise DataError(f"data source {plan.path} changed while it was read; start again")
         journal.close()
         if not commit(directory, root / plan.name):
@@ -212,9 +207,7 @@ def _build(plan: _Plan, directory: Path, journal: Journal, reporter: Reporter) -
         scanned = time.monotonic()
     trained = time.monotonic()
     index = _write_tokens(plan, source, scan, tokenizer, writers, journal, reporter)
-    written = {
-        f"{TOKENIZER}/{name}": token_shards.entry_of(directory / TOKENIZER / name) for name in tokenizer.files
-    }
+    written = {f"{TOKENIZER}/{name}": token_shards.entry_of(directory / TOKENIZER / name) for name in tokenizer.files}
     (directory / INDEX).write_text(replace(index, files={**index.files, **written}).to_json())
     train, heldout = index.splits[TRAIN], index.splits[HELDOUT]
     return (
@@ -277,8 +270,7 @@ def scan_source(source: Source, heldout_fraction: float, reporter: Reporter) -> 
         said = ", ".join(sorted(tables))
         hint = f" ({said} is not read as rows: convert it to .jsonl or .parquet)" if tables else ""
         raise DataError(
-            f"data source {source.name}: {found}{skipped}; at least two are needed, because one is held out"
-            f"{hint}"
+            f"data source {source.name}: {found}{skipped}; at least two are needed, because one is held out{hint}"
         )
     if heldout == 0:
         below, heldout = least + 1, 1
@@ -304,9 +296,7 @@ def _tokenizer(plan: _Plan, source: Source, scan: Scan, reporter: Reporter) -> t
     vocab_size = plan.settings["vocab_size"]
     if plan.given is not None:
         return tokenizers_.load(plan.tokenizer, plan.given, vocab_size)
-    return trained_tokenizer(
-        source, scan, vocab_size, lambda texts, size: tokenizers_.train(texts(), size), reporter
-    )
+    return trained_tokenizer(source, scan, vocab_size, lambda texts, size: tokenizers_.train(texts(), size), reporter)
 
 
 def trained_tokenizer(

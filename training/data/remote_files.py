@@ -113,9 +113,7 @@ def _hub_urls(part: str) -> list[str]:
 
     found = _HUB.fullmatch(part)
     if found is None:
-        raise DataError(
-            f"data source {part} is not hf://datasets/<organisation>/<name>@<commit>[/<path or pattern>]"
-        )
+        raise DataError(f"data source {part} is not hf://datasets/<organisation>/<name>@<commit>[/<path or pattern>]")
     revision = found["revision"] or ""
     if not hub.COMMIT.fullmatch(revision):
         raise DataError(

@@ -28,9 +28,7 @@ class Reporter:
         if time.monotonic() - self._last >= INTERVAL:
             self.say(text())
 
-    def during(
-        self, call: Callable[[], _Result], text: Callable[[], str], stop: Callable[[], None]
-    ) -> _Result:
+    def during(self, call: Callable[[], _Result], text: Callable[[], str], stop: Callable[[], None]) -> _Result:
         """Run `call` in a thread, report `text()` every INTERVAL seconds, and return the call's result.
 
         This is for long calls into native code that let other threads run. An interrupt of the caller calls

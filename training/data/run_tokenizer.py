@@ -43,9 +43,7 @@ def prompt_ids(dataset: Path, tokenizer: PreTrainedTokenizerBase, prompt: str) -
     index = read_index(dataset)
     if index.source.get("chat"):
         asked = [{"role": "user", "content": prompt}]
-        text = tokenizer.apply_chat_template(
-            asked, tokenize=False, add_generation_prompt=True, date_string=DATE
-        )
+        text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True, date_string=DATE)
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
     frameless = "chat_template" in index.settings and index.bos == index.eos
     begin = [] if frameless else [index.bos]

@@ -131,9 +131,7 @@ def open_source(source: str, text_field: str = "text") -> Source:
     parts = [part for part in source.split("\n") if part]
     if len(parts) > 1:
         found = [open_source(part, text_field) for part in parts]
-        files = tuple(
-            _with_origin(file, part) for one, part in zip(found, parts, strict=True) for file in one.files
-        )
+        files = tuple(_with_origin(file, part) for one, part in zip(found, parts, strict=True) for file in one.files)
         return Source(found[0].name, files, text_field)
     if is_remote(source):
         return _from_urls(source, text_field)

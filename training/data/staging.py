@@ -91,9 +91,7 @@ def _resumable(path: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
         written = (path / JOURNAL).stat().st_mtime
         done = path.parent / path.name[1:].removesuffix(_SUFFIX).rpartition(".")[0]
-        return time.time() - written < _RESUMABLE_AGE_S and not (
-            done.exists() and done.stat().st_mtime >= written
-        )
+        return time.time() - written < _RESUMABLE_AGE_S and not (done.exists() and done.stat().st_mtime >= written)
     return False
 
 

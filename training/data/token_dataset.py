@@ -102,9 +102,7 @@ class TokenDataset(MappedSplit):
         """
         chosen = np.asarray(indices, dtype=np.int64)
         if np.any((chosen < PADDING) | (chosen >= len(self))):
-            raise IndexError(
-                f"sample indices {chosen.min()} to {chosen.max()} are not all in [0, {len(self)})"
-            )
+            raise IndexError(f"sample indices {chosen.min()} to {chosen.max()} are not all in [0, {len(self)})")
         length = self.sequence_length
         first = np.maximum(chosen, 0) * length
         tokens = np.stack([self.read(start, length + 1) for start in first.tolist()])

@@ -139,14 +139,11 @@ def given_files(tokenizer: str) -> dict[str, bytes]:
         files |= {name: read_bounded(path / name, LARGEST, follow=True) for name in others}
     except FileNotFoundError:
         hint = (
-            "use 'train', a directory with a tokenizer.json, such a file, "
-            "or <organisation>/<name>@<commit> of the hub"
+            "use 'train', a directory with a tokenizer.json, such a file, or <organisation>/<name>@<commit> of the hub"
         )
         raise DataError(f"tokenizer {tokenizer}: {main} does not exist; {hint}") from None
     except OSError as error:
-        raise DataError(
-            f"tokenizer {tokenizer}: cannot read {error.filename or path}: {reason(error)}"
-        ) from error
+        raise DataError(f"tokenizer {tokenizer}: cannot read {error.filename or path}: {reason(error)}") from error
     return files
 
 
@@ -182,14 +179,10 @@ def load(name: str, files: dict[str, bytes], vocab_size: int) -> TextTokenizer:
         raise DataError(f"tokenizer {name} has neither an eos_token in {CONFIG} nor one of {usual}")
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": bos, "eos_token": eos}
     files = {CONFIG: (json.dumps(names, indent=2, sort_keys=True) + "\n").encode(), **files}
-    return TextTokenizer(
-        _for_encoding(tokenizer), _id(tokenizer, bos), _id(tokenizer, eos), vocabulary, files
-    )
+    return TextTokenizer(_for_encoding(tokenizer), _id(tokenizer, bos), _id(tokenizer, eos), vocabulary, files)
 
 
-def _special(
-    name: str, files: dict[str, bytes], tokenizer: Tokenizer, key: str, usual: tuple[str, ...]
-) -> str | None:
+def _special(name: str, files: dict[str, bytes], tokenizer: Tokenizer, key: str, usual: tuple[str, ...]) -> str | None:
     """Return the token that the tokenizer's files give for `key`, else the first of the usual ones it has."""
     for file in (CONFIG, SPECIAL):
         token = json_object(name, file, files.get(file, b"{}")).get(key)

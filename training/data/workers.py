@@ -45,8 +45,7 @@ def encoding(
     if count == 1:
         encode = make()
         yield lambda batches, text: (
-            (key, reporter.during(functools.partial(encode, texts), text, stop=lambda: None))
-            for key, texts in batches
+            (key, reporter.during(functools.partial(encode, texts), text, stop=lambda: None)) for key, texts in batches
         )
         return
     with contextlib.closing(Workers(make, count)) as workers:
@@ -68,9 +67,7 @@ class Workers(Generic[_Answer]):
         path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": path, "RAYON_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "training.data.workers", str(theirs.fileno())]
-        process = subprocess.Popen(
-            command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-        )
+        process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
         self._processes.append(process)
         ours.send(make)

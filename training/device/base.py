@@ -78,9 +78,7 @@ class Device:
     def step_done(self) -> None:
         """Called after an optimizer step: a lazy device starts to run it."""
 
-    def exchange(
-        self, gradients: Sequence[torch.Tensor], group: dist.ProcessGroup | None, world_size: int
-    ) -> None:
+    def exchange(self, gradients: Sequence[torch.Tensor], group: dist.ProcessGroup | None, world_size: int) -> None:
         """Replace gradients by their mean over all ranks if `wraps` is False; `group` is for host tensors."""
 
     def graphs_compiled(self) -> int | None:

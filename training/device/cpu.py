@@ -68,15 +68,9 @@ def _compiles(wanted: str) -> tuple[bool, str]:
     header = Path(sysconfig.get_paths()["include"], "Python.h")
     if compiler and header.exists():
         return True, f"C++ compiler {compiler}"
-    lacking = (
-        "no C++ compiler (install g++)"
-        if not compiler
-        else f"no {header} (install Python's development files)"
-    )
+    lacking = "no C++ compiler (install g++)" if not compiler else f"no {header} (install Python's development files)"
     if wanted == "on":
-        raise ConfigError(
-            f"device.compile is on, but this machine cannot compile: {lacking}; nearest value: auto"
-        )
+        raise ConfigError(f"device.compile is on, but this machine cannot compile: {lacking}; nearest value: auto")
     return False, lacking
 
 

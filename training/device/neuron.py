@@ -87,9 +87,7 @@ class Neuron(Device):
 
         torch_xla.sync()
 
-    def exchange(
-        self, gradients: Sequence[torch.Tensor], group: dist.ProcessGroup | None, world_size: int
-    ) -> None:
+    def exchange(self, gradients: Sequence[torch.Tensor], group: dist.ProcessGroup | None, world_size: int) -> None:
         import torch_xla.core.xla_model as xm
         import torch_xla.runtime as xr
 

@@ -108,9 +108,7 @@ def summed_word_loss(
 ) -> torch.Tensor:
     """Cross-entropy summed over labelled positions; softmax and sum are in fp32 for any matmul precision."""
     logits = functional.linear(hidden, table, bias).float()
-    return functional.cross_entropy(
-        logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum"
-    )
+    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum")
 
 
 def padding_mask(attention_mask: torch.Tensor, attention: str) -> torch.Tensor:

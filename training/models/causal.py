@@ -125,9 +125,7 @@ class CausalLM(Trainable):
             return mask
         return {"sliding_attention": mask, "full_attention": document_mask(document_ids, self.attention)}
 
-    def logits(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, document_ids: torch.Tensor
-    ) -> torch.Tensor:
+    def logits(self, input_ids: torch.Tensor, position_ids: torch.Tensor, document_ids: torch.Tensor) -> torch.Tensor:
         """Logits [batch, sequence, vocabulary]."""
         return self.hf(
             input_ids=input_ids, attention_mask=self._masks(document_ids), position_ids=position_ids,
@@ -138,9 +136,7 @@ class CausalLM(Trainable):
 def summed_loss(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Cross-entropy summed over labelled positions; softmax and sum are in fp32 for any matmul precision."""
     logits = functional.linear(hidden, head).float()
-    return functional.cross_entropy(
-        logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum"
-    )
+    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum")
 
 
 def document_mask(document_ids: torch.Tensor, attention: str, window: int | None = None) -> Any:

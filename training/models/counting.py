@@ -89,15 +89,12 @@ def saved_parameters(model: Model, lora: Lora) -> int:
     """Number of parameters of the modules that are trained in full beside the adapters."""
     shapes = linear_shapes(model)
     biased = model.family.biased
-    inside = {
-        name: inner * outer + (outer if name in biased else 0) for name, (inner, outer) in shapes.items()
-    }
+    inside = {name: inner * outer + (outer if name in biased else 0) for name, (inner, outer) in shapes.items()}
     inside |= norm_widths(model)
     words = model.vocab_size * model.hidden_size
     outside = {"embed_tokens": words, "lm_head": words, "norm": model.hidden_size}
     return sum(
-        outside[name] if name in outside else model.num_hidden_layers * inside[name]
-        for name in lora.modules_to_save
+        outside[name] if name in outside else model.num_hidden_layers * inside[name] for name in lora.modules_to_save
     )
 
 

@@ -61,8 +61,7 @@ def adapt(model: Trainable, config: Config, precision: str) -> None:
     counted = trainable_parameters(config.model, config.lora)
     if trained != counted:
         raise ConfigError(
-            f"lora: the model has {trained:,} trained parameters, but training/models/counting.py counts "
-            f"{counted:,}"
+            f"lora: the model has {trained:,} trained parameters, but training/models/counting.py counts {counted:,}"
         )
 
 

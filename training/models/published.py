@@ -39,9 +39,7 @@ def read_published(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(name, str) or name not in FAMILIES:
         raise ConfigError(_unknown(name, values))
     if values.get("quantization_config"):
-        raise ConfigError(
-            "quantization_config: the weights are quantized; use a revision in bf16, fp16 or fp32"
-        )
+        raise ConfigError("quantization_config: the weights are quantized; use a revision in bf16, fp16 or fp32")
     family = FAMILIES[name]
     if unsupported := _unsupported(values, family):
         raise ConfigError("; ".join(unsupported))
@@ -83,9 +81,7 @@ def _unsupported(values: Mapping[str, Any], family: Family) -> list[str]:
         found.append(f"layer_types names {', '.join(other)}, but only full_attention is supported")
     scale, head = values.get("query_pre_attn_scalar"), values.get("head_dim", family.defaults.get("head_dim"))
     if scale is not None and scale != head:
-        found.append(
-            f"query_pre_attn_scalar is {_said(scale)}, but only head_dim, {_said(head)}, is supported"
-        )
+        found.append(f"query_pre_attn_scalar is {_said(scale)}, but only head_dim, {_said(head)}, is supported")
     return found
 
 
@@ -103,9 +99,7 @@ def _optional(values: Mapping[str, Any], key: str, family: Family) -> Any:
 def _pattern(kinds: list[Any]) -> int:
     """The number n of layer_types in which every n-th layer has full attention."""
     every = kinds.index("full_attention") + 1 if "full_attention" in kinds else len(kinds) + 1
-    wanted = [
-        "sliding_attention" if layer % every else "full_attention" for layer in range(1, len(kinds) + 1)
-    ]
+    wanted = ["sliding_attention" if layer % every else "full_attention" for layer in range(1, len(kinds) + 1)]
     if kinds != wanted:
         raise ConfigError("layer_types: only full attention in every n-th layer is supported")
     return every

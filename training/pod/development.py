@@ -136,9 +136,7 @@ class Code:
         """Return whether a file was ever changed in this pod."""
         return self._request.exists()
 
-    def placed(
-        self, words: Sequence[str], environment: Mapping[str, str]
-    ) -> tuple[list[str], dict[str, str], str]:
+    def placed(self, words: Sequence[str], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str], str]:
         """Return a command, its variables and its working directory, with the changed files in front.
 
         The command starts in `files`, which gets everything of the image's working directory that it lacks.
@@ -186,9 +184,7 @@ def _link(image: str, files: str, left: list[int], depth: int) -> None:
         elif not os.path.lexists(target) and left[0]:
             left[0] -= 1
             if name.endswith(".py") and os.path.isfile(source):
-                shutil.copyfile(
-                    source, target
-                )  # behind a link, Python takes the script's own directory first
+                shutil.copyfile(source, target)  # behind a link, Python takes the script's own directory first
             else:
                 os.symlink(source, target)
 

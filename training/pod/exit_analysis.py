@@ -12,9 +12,7 @@ from training.run.failure import one_line
 _KEPT = 40  # lines
 # torch/distributed/elastic/multiprocessing/api.py, when torchrun gives up its group of workers.
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
-_EXCEPTION = re.compile(
-    r"(?:\[[^\]]*\]:\s*)?((?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt)): ?(.*)"
-)
+_EXCEPTION = re.compile(r"(?:\[[^\]]*\]:\s*)?((?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt)): ?(.*)")
 # Lines that the launcher prints about itself or about any failure; they name no cause.
 _LAUNCHER = re.compile(
     r"torch\.distributed\.elastic|torch/distributed/(?:elastic|run|launch)|ChildFailedError|^[IWE]\d{4} |"

@@ -115,9 +115,7 @@ def main() -> None:
     words = sys.argv[1:]
     at = _task(words)
     if at is None:
-        sys.exit(
-            "launcher: give a task of the trainer: python -m training.pod.launcher -m training.pretrain ..."
-        )
+        sys.exit("launcher: give a task of the trainer: python -m training.pod.launcher -m training.pretrain ...")
     reason = start_server(words[at])
     from torch.distributed import run  # takes three seconds; the fork server imports the rest meanwhile
 

@@ -16,9 +16,7 @@ from training.distributed.rank_zero import Ranks, while_others_wait
 from training.run.directory import RunDir
 
 
-def prepare_for(
-    config: Config, root: Path, progress: Callable[[str], None], shared: Path | None = None
-) -> Path:
+def prepare_for(config: Config, root: Path, progress: Callable[[str], None], shared: Path | None = None) -> Path:
     """Return the directory of the configuration's dataset: that under `shared`, where nothing is written,
     else that under `root`, which is created if it is missing.
 
@@ -52,9 +50,7 @@ def together(ranks: Ranks, make: Callable[[], Path]) -> Path:
 def main() -> None:
     """Command line: progress on stdout; exit 2 with one line on stderr if the data cannot be used."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--config", required=True, help="directory with model.yaml, hardware.yaml and cell.yaml"
-    )
+    parser.add_argument("--config", required=True, help="directory with model.yaml, hardware.yaml and cell.yaml")
     parser.add_argument("--data", required=True, type=Path, help="directory that holds prepared datasets")
     parser.add_argument(
         "--show-example",
@@ -77,18 +73,14 @@ def _main(config: Config, root: Path, run: RunDir, show_example: bool) -> None:
     if config.task == FINETUNE:
         _examples(config, root, run, show_example, say)
     elif show_example:
-        raise ConfigError(
-            f"only fine-tuning has examples to show, but this configuration is for {config.task}"
-        )
+        raise ConfigError(f"only fine-tuning has examples to show, but this configuration is for {config.task}")
     elif config.task == BERT:
         _pairs(config, root, run, say)
     else:
         prepare_for(config, root, say)
 
 
-def _examples(
-    config: Config, root: Path, run: RunDir, show_example: bool, say: Callable[[str], None]
-) -> None:
+def _examples(config: Config, root: Path, run: RunDir, show_example: bool, say: Callable[[str], None]) -> None:
     from training.checkpoint.errors import CheckpointError
     from training.prepare import examples
 

@@ -46,9 +46,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 # Not a number that ends after its point, as in the last line of a killed process.
-_NUMBER = (
-    r"([-+]?(?:\d{1,3}(?:,\d{3}){1,6}(?:\.\d+)?|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+|nan\b|inf(?:inity)?\b))"
-)
+_NUMBER = r"([-+]?(?:\d{1,3}(?:,\d{3}){1,6}(?:\.\d+)?|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+|nan\b|inf(?:inity)?\b))"
 _NUMBER += r"(?!\d|\.(?:\d|$))"
 _IS = r"\s*+[:=]?\s*+[\[(]?\s*+"  # between a name and its number
 _OWN = r"(?<![\w.-])"  # not the end of another name: `loss` is not `load_balancing_loss`
@@ -317,9 +315,7 @@ def _time(text: str) -> float | None:
     for sign, form in _TIMES:
         if found := sign.search(text):
             try:
-                at = datetime.strptime(f"{found[1]} {found[2]}", f"{form} %H:%M:%S").replace(
-                    tzinfo=timezone.utc
-                )
+                at = datetime.strptime(f"{found[1]} {found[2]}", f"{form} %H:%M:%S").replace(tzinfo=timezone.utc)
             except ValueError:
                 continue
             return _utc(at) + (float(f"0.{found[3]}") if found[3] else 0.0)

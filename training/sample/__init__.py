@@ -94,9 +94,7 @@ def config_of(checkpoint: Checkpoint) -> Config:
         return Config.model_validate_json(json.dumps(checkpoint.recorded("config")))
     except ValidationError as error:
         trouble = error.errors(include_input=False, include_url=False)[0]["msg"]
-        raise CheckpointError(
-            f"{checkpoint.directory.name}: its configuration is damaged: {trouble}"
-        ) from None
+        raise CheckpointError(f"{checkpoint.directory.name}: its configuration is damaged: {trouble}") from None
 
 
 @torch.no_grad()

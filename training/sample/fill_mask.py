@@ -19,9 +19,7 @@ from training.models.causal import named_parameters
 from training.run.directory import RunDir
 
 
-def filled(
-    checkpoint: Checkpoint, config: Config, run: RunDir, prompts: Sequence[str]
-) -> Iterator[tuple[str, str]]:
+def filled(checkpoint: Checkpoint, config: Config, run: RunDir, prompts: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield (prompt, prompt with the most probable word at each [MASK]).
 
     Raises:
@@ -44,9 +42,7 @@ def check_prompts(prompts: Sequence[str], config: Config, directory: Path) -> No
     if not prompts:
         return
     if not (directory / TOKENIZER / "tokenizer.json").exists():
-        raise ConfigError(
-            "sample.prompts: the data has token ids but no words; set data.tokenizer to its tokenizer"
-        )
+        raise ConfigError("sample.prompts: the data has token ids but no words; set data.tokenizer to its tokenizer")
     tokenizer = _tokenizer(directory)
     for prompt in prompts:
         if MASK not in prompt:

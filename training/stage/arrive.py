@@ -111,9 +111,7 @@ def _digest_of(files: dict[str, tuple[int, str]]) -> str:
     return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
 
 
-def _write_manifest(
-    directory: Path, identity: str, arrival: Arrival, files: dict[str, tuple[int, str]]
-) -> None:
+def _write_manifest(directory: Path, identity: str, arrival: Arrival, files: dict[str, tuple[int, str]]) -> None:
     entries = {name: {"size": size, "sha256": sha256} for name, (size, sha256) in sorted(files.items())}
     content = {"identity": identity, "arrival": asdict(arrival), "time": time.time(), "files": entries}
     (directory / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -133,9 +131,7 @@ def _move(directory: Path, target: Path, replace: bool) -> None:
 class _Work:
     """The items that are not here yet, and the threads that bring them."""
 
-    def __init__(
-        self, order: Order, items: list[Item], directory: Path, say: Say, stop: threading.Event
-    ) -> None:
+    def __init__(self, order: Order, items: list[Item], directory: Path, say: Say, stop: threading.Event) -> None:
         self._order, self._items, self._directory, self._say, self._stop = order, items, directory, say, stop
         self._lock = threading.Lock()
         for name in (_PARTS, _FILES):

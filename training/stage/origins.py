@@ -18,9 +18,7 @@ from training.data.hub import MODEL_FILES, OTHER_FORMATS
 from training.data.remote_files import expand, urls_of
 from training.stage.item import Body, Item, Say, chosen, is_hidden, safe_name
 
-_HUB = re.compile(
-    r"hf://(?P<kind>datasets/)?(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/@]+))?(?:/(?P<path>.+))?"
-)
+_HUB = re.compile(r"hf://(?P<kind>datasets/)?(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/@]+))?(?:/(?P<path>.+))?")
 # What data sets hold beside their data.
 _ABOUT = ("*.md", "*.py", "LICENSE*", "*.png", "*.jpg")
 _AT_ONCE = 8
@@ -129,13 +127,8 @@ def _hub_files(name: str, kind: str, revision: str | None) -> tuple[str, dict[st
     except GatedRepoError:
         raise DataError(f"{name} is gated: request access at {page}, and give a token (HF_TOKEN)") from None
     except RepositoryNotFoundError:
-        raise DataError(
-            f"the hub has no {kind} {name}, or it is private and needs a token (HF_TOKEN)"
-        ) from None
-    files = {
-        one.rfilename: (int(one.size or 0), one.lfs.sha256 if one.lfs else None)
-        for one in info.siblings or []
-    }
+        raise DataError(f"the hub has no {kind} {name}, or it is private and needs a token (HF_TOKEN)") from None
+    files = {one.rfilename: (int(one.size or 0), one.lfs.sha256 if one.lfs else None) for one in info.siblings or []}
     return str(info.sha), files
 
 

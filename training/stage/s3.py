@@ -89,9 +89,7 @@ def _item(client: Any, bucket: str, name: str, entry: dict[str, Any], say: Say) 
 class _Object:
     """The bytes of one version of an object from an offset on. A broken connection is opened again."""
 
-    def __init__(
-        self, client: Any, bucket: str, entry: dict[str, Any], offset: int, retries: Retries
-    ) -> None:
+    def __init__(self, client: Any, bucket: str, entry: dict[str, Any], offset: int, retries: Retries) -> None:
         self._client, self._bucket, self._entry, self._retries = client, bucket, entry, retries
         self._at = offset
         self._body: Any = None

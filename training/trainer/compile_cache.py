@@ -173,7 +173,5 @@ def _made_for(device: str) -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
         processor += f" {hashlib.sha256(flags.encode()).hexdigest()[:8]}"
-    versions = (
-        f"torch {torch.__version__}, Python {platform.python_version()}, {' '.join(platform.libc_ver())}"
-    )
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}, {' '.join(platform.libc_ver())}"
     return f"{versions}, {device}, {processor}"

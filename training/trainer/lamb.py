@@ -19,9 +19,7 @@ class Lamb(torch.optim.Optimizer):
     on one mesh) need one small all-reduce per step for their norms.
     """
 
-    def __init__(
-        self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float
-    ) -> None:
+    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "adapt": True})
 
     @torch.no_grad()

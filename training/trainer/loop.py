@@ -144,9 +144,7 @@ def _show_graphs(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) 
     log.info("the compiler has seen the graphs of 2 steps and of held-out data")
 
 
-def _loop(
-    run: Run, now: TrainState, store: Store, metrics: Metrics, attempt: Attempt, cache: CompileCache
-) -> None:
+def _loop(run: Run, now: TrainState, store: Store, metrics: Metrics, attempt: Attempt, cache: CompileCache) -> None:
     """Train up to the last step, and save it."""
     recipe = run.config.train
     profile = Profile(run.directory.path / "profile", run.ranks.rank)

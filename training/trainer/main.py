@@ -25,9 +25,7 @@ def main(task: Task, about: str | None) -> None:
     die_with_parent()
     attempt = Attempt()
     parser = argparse.ArgumentParser(prog=f"python -m {task.module}", description=about)
-    parser.add_argument(
-        "--config", required=True, help="directory with model.yaml, hardware.yaml and cell.yaml"
-    )
+    parser.add_argument("--config", required=True, help="directory with model.yaml, hardware.yaml and cell.yaml")
     arguments = parser.parse_args()
     directory = RunDir(os.environ.get("TRAINYARD_RUN", f"local/runs/{task.module.rpartition('.')[2]}"))
     data_root = Path(os.environ.get("TRAINYARD_DATA", "local/data"))

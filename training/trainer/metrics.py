@@ -70,9 +70,7 @@ class Metrics:
             _drop_after(run.metrics, resumed_at)
             _drop_after(run.heldout, resumed_at)
             self._file = run.metrics.open("a", encoding="utf-8")
-            self._events = SummaryWriter(
-                str(run.tensorboard), purge_step=resumed_at + 1 if resumed_at else None
-            )
+            self._events = SummaryWriter(str(run.tensorboard), purge_step=resumed_at + 1 if resumed_at else None)
 
     def add(self, pending: Pending) -> None:
         self._pending.append(pending)

@@ -161,9 +161,7 @@ def restore(state: TrainState, checkpoint: Checkpoint, rank: int) -> None:
     try:
         _restore_values(state, checkpoint, rank)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise CheckpointError(
-            f"{checkpoint.directory.name}: its saved state is damaged: {error!r}"
-        ) from error
+        raise CheckpointError(f"{checkpoint.directory.name}: its saved state is damaged: {error!r}") from error
 
 
 def _restore_values(state: TrainState, checkpoint: Checkpoint, rank: int) -> None:
@@ -195,9 +193,7 @@ MAY_CHANGE = ("train.steps", "train.learning_rate", "train.min_learning_rate_rat
               "sample", "device", "parallel", "checkpoint", "upload", "data.source")  # fmt: skip
 
 
-def check_same_run(
-    first: dict[str, Any], config: Config, dataset: str, first_dataset: str, where: str
-) -> list[str]:
+def check_same_run(first: dict[str, Any], config: Config, dataset: str, first_dataset: str, where: str) -> list[str]:
     """Refuse to continue with another model or other data; return the allowed changes as lines to print.
 
     Raises:
@@ -214,9 +210,7 @@ def check_same_run(
         allowed = any(key == k or key.startswith(f"{k}.") for k in MAY_CHANGE)
         (changed if allowed else refused).append(line)
     if dataset != first_dataset:
-        refused.append(
-            f"the dataset was {first_dataset[:12]}, is {dataset[:12]} (the source's content changed)"
-        )
+        refused.append(f"the dataset was {first_dataset[:12]}, is {dataset[:12]} (the source's content changed)")
     if refused:
         raise ConfigError(
             f"{where} holds another run: {'; '.join(refused)}. "
@@ -228,8 +222,4 @@ def check_same_run(
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(value, dict) or not value:
         return {prefix: value}
-    return {
-        k: v
-        for key, inner in value.items()
-        for k, v in _flat(inner, f"{prefix}.{key}" if prefix else key).items()
-    }
+    return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{prefix}.{key}" if prefix else key).items()}

@@ -84,14 +84,10 @@ def download(repository: str, revision: str, cache: Path, say: Say, *, offline: 
         if attempt < _ATTEMPTS:
             say(f"{where}: {_line(trouble)}; trying again")
             time.sleep(2.0**attempt)
-    raise CheckpointError(
-        f"{where}: cannot be downloaded from {constants.ENDPOINT}: {_line(trouble)}"
-    ) from trouble
+    raise CheckpointError(f"{where}: cannot be downloaded from {constants.ENDPOINT}: {_line(trouble)}") from trouble
 
 
-def _refusal(
-    error: Exception, repository: str, revision: str, where: str, cache: Path
-) -> WeightsError | None:
+def _refusal(error: Exception, repository: str, revision: str, where: str, cache: Path) -> WeightsError | None:
     """The error for what a person must fix; None for what may go away."""
     if isinstance(error, HFValidationError):
         return WeightsError(f"{where}: not a valid name on the hub: {_line(error)}")
@@ -140,9 +136,7 @@ def _lines(say: Say, where: str) -> type[Any]:
 
     class Lines(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(
-                *args, **{**kwargs, "mininterval": _EVERY_S, "delay": _EVERY_S, "disable": False}
-            )
+            super().__init__(*args, **{**kwargs, "mininterval": _EVERY_S, "delay": _EVERY_S, "disable": False})
 
         def display(self, *_: object, **__: object) -> None:
             if self.unit == "B" and self.total and self.n:

@@ -123,7 +123,5 @@ def _verified(directory: Path, run: str, into: list[Manifest], broadcast: Broadc
 def _nothing(other: RunDir) -> str:
     if not other.path.is_dir():
         beside = sorted(path.name for path in other.path.parent.glob("*") if (path / "run.json").exists())
-        return "does not exist; train it first" + (
-            f" (runs there: {', '.join(beside[:5])})" if beside else ""
-        )
+        return "does not exist; train it first" + (f" (runs there: {', '.join(beside[:5])})" if beside else "")
     return "has no checkpoint yet; train it first"

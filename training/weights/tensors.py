@@ -216,9 +216,7 @@ def fill(parameters: Mapping[str, torch.Tensor], tensors: Tensors) -> None:
             target.copy_(part)
 
 
-def check_shapes(
-    wanted: Mapping[str, tuple[int, ...]], tensors: Tensors, ignored: Collection[str] = ()
-) -> None:
+def check_shapes(wanted: Mapping[str, tuple[int, ...]], tensors: Tensors, ignored: Collection[str] = ()) -> None:
     """Refuse tensors with other names or shapes than the wanted ones, or without floating-point numbers.
 
     Raises:

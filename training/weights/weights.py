@@ -44,9 +44,7 @@ _TELL_EVERY_S = 5.0
 class Weights:
     """Checked base weights. `open_weights` creates them."""
 
-    def __init__(
-        self, tensors: Tensors, directory: Path, tokenizer: Path | None, origin: dict[str, Any]
-    ) -> None:
+    def __init__(self, tensors: Tensors, directory: Path, tokenizer: Path | None, origin: dict[str, Any]) -> None:
         self.tensors = tensors
         """All tensors, by name."""
         self.directory = directory
@@ -111,9 +109,7 @@ def open_weights(
         stored: Tensors = CheckpointTensors(checkpoint)
         directory = checkpoint.directory
         origin = {"base_step": checkpoint.step, FILES: checkpoint.meta.get(FILES, {})}
-        tokenizer = (
-            dataset_directory(checkpoint.meta, RunDir(checkpoint.directory.parent.parent)) / "tokenizer"
-        )
+        tokenizer = dataset_directory(checkpoint.meta, RunDir(checkpoint.directory.parent.parent)) / "tokenizer"
     else:
         directory = locate_directory(named, run, broadcast, say)
         check_architecture(directory, config.model)

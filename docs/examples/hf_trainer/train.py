@@ -29,9 +29,7 @@ from transformers import (
 class Trainyard(TrainerCallback):
     """Tells steps and losses, and saves on request. All ranks call it at the same places."""
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainyard.report(state.global_step, steps=state.max_steps)
         if trainyard.stopping():
             control.should_save = control.should_training_stop = True
@@ -49,9 +47,7 @@ class Trainyard(TrainerCallback):
             values = {names[name]: float(value) for name, value in logs.items() if name in names}
             trainyard.report(state.global_step, steps=state.max_steps, loss=float(logs["loss"]), **values)
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         written = Path(args.output_dir) / f"checkpoint-{state.global_step}"
 
         def copy(target: Path) -> None:
@@ -67,9 +63,7 @@ class Pause(TrainerCallback):
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         time.sleep(self.seconds)
 
 

@@ -47,9 +47,7 @@ def images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         for lit, (top, left, height, width) in zip(segments, PLACES, strict=True):
             drawn[digit, top : top + height, left : left + width] = float(lit)
     moves = torch.randint(-3, 4, (count, 2), generator=generator).tolist()
-    moved = [
-        torch.roll(drawn[digit], move, (0, 1)) for digit, move in zip(digits.tolist(), moves, strict=True)
-    ]
+    moved = [torch.roll(drawn[digit], move, (0, 1)) for digit, move in zip(digits.tolist(), moves, strict=True)]
     noise = 0.5 * torch.randn(count, 28, 28, generator=generator)
     return (torch.stack(moved) + noise).unsqueeze(1), digits
 
@@ -57,9 +55,7 @@ def images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.seen = nn.Sequential(
-            nn.Conv2d(1, 8, 5, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 5, stride=2), nn.ReLU()
-        )
+        self.seen = nn.Sequential(nn.Conv2d(1, 8, 5, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 5, stride=2), nn.ReLU())
         self.named = nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(256, 10))
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:

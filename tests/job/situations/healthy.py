@@ -66,9 +66,7 @@ def pulling_a_large_image(world: World) -> None:
     for index in range(4):
         world.waiting(index, "ContainerCreating")
         world.event("Pod", world.name(index), "Scheduled", "assigned", warning=False, seconds=500)
-        world.event(
-            "Pod", world.name(index), "Pulling", "Pulling image trainer-cuda", warning=False, seconds=490
-        )
+        world.event("Pod", world.name(index), "Pulling", "Pulling image trainer-cuda", warning=False, seconds=490)
 
 
 @situation(HEALTHY)

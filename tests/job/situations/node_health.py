@@ -42,9 +42,7 @@ def an_xid_of_yesterday_before_the_node_went_silent(world: World) -> None:
 def the_node_was_taken_away_after_an_xid(world: World) -> None:
     world.nodes = [one for one in world.nodes if one["metadata"]["name"] != "node-2"]
     world.event("Node", "node-2", "NvidiaXID79Error", XID, seconds=400)
-    world.event(
-        "Node", "node-2", "RemovingNode", "Node node-2 event: Removing Node from Controller", warning=False
-    )
+    world.event("Node", "node-2", "RemovingNode", "Node node-2 event: Removing Node from Controller", warning=False)
 
 
 @situation("node-unhealthy", P5)

@@ -1,5 +1,4 @@
 """Situations of jobs that wait for a queue, a gang scheduler or an autoscaler."""
-# ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
 
@@ -11,9 +10,7 @@ from tests.job.world import World
 Object = dict[str, Any]
 
 
-def _queued(
-    world: World, *conditions: Object, spec: Object | None = None, checks: Object | None = None
-) -> None:
+def _queued(world: World, *conditions: Object, spec: Object | None = None, checks: Object | None = None) -> None:
     """Kueue holds the job; its LocalQueue and ClusterQueue are active."""
     world.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}
     world.job["spec"].setdefault("runPolicy", {})["suspend"] = True

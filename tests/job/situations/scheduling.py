@@ -90,11 +90,7 @@ def _one_zone(world: World, **term: Any) -> None:
     """Every pod must be in a zone of the job's other pods. The last node is in another zone."""
     world.nodes[-1]["metadata"]["labels"][ZONE] = "eu-west-1b"
     labels = {"matchLabels": {"training.kubeflow.org/job-name": world.job["metadata"]["name"]}}
-    rule = {
-        "requiredDuringSchedulingIgnoredDuringExecution": [
-            {"labelSelector": labels, "topologyKey": ZONE, **term}
-        ]
-    }
+    rule = {"requiredDuringSchedulingIgnoredDuringExecution": [{"labelSelector": labels, "topologyKey": ZONE, **term}]}
     for pod in world.pods:
         pod["spec"].setdefault("affinity", {})["podAffinity"] = rule
 

@@ -1,5 +1,4 @@
 """Transient situations, and next to them those that only look transient."""
-# ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
 

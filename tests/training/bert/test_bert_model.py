@@ -58,13 +58,9 @@ def test_losses_are_those_of_transformers(config: Config, attention: str, tied: 
     )  # fmt: skip
     everywhere = torch.full_like(batch["input_ids"], IGNORE)
     everywhere.scatter_(1, batch["masked_positions"], batch["masked_labels"])
-    expected = functional.cross_entropy(
-        theirs.prediction_logits.flatten(0, 1), everywhere.flatten(), reduction="sum"
-    )
+    expected = functional.cross_entropy(theirs.prediction_logits.flatten(0, 1), everywhere.flatten(), reduction="sum")
     torch.testing.assert_close(words, expected, rtol=1e-5, atol=1e-4)
-    pairs = functional.cross_entropy(
-        theirs.seq_relationship_logits, batch["next_sentence_label"], reduction="sum"
-    )
+    pairs = functional.cross_entropy(theirs.seq_relationship_logits, batch["next_sentence_label"], reduction="sum")
     torch.testing.assert_close(following, pairs, rtol=1e-5, atol=1e-5)
     assert words.dtype == torch.float32
 

@@ -112,8 +112,7 @@ def test_a_stopped_run_continues_bitwise(
     assert parts(resumed) == parts(whole)
     assert same(tensors(resumed), tensors(whole))
     assert (
-        json.loads(resumed.report.read_text())["heldout_loss"]
-        == (json.loads(whole.report.read_text())["heldout_loss"])
+        json.loads(resumed.report.read_text())["heldout_loss"] == (json.loads(whole.report.read_text())["heldout_loss"])
     )
 
 
@@ -136,10 +135,7 @@ def test_a_killed_rank_costs_nothing(start: Callable) -> None:
 def test_held_out_samples_are_the_same_for_every_seed(texts: Texts, dataset: Path) -> None:
     """Models with different seeds are evaluated on the same pairs and masks, but train on different ones."""
     one, two = (
-        [
-            split.batch(range(4), [0] * 4).arrays()["input_ids"].tolist()
-            for split in splits_of(config, dataset)
-        ]
+        [split.batch(range(4), [0] * 4).arrays()["input_ids"].tolist() for split in splits_of(config, dataset)]
         for config in (load_texts(texts), load_texts(apply_override(texts, "train.seed=8")))
     )
     assert one[1] == two[1]

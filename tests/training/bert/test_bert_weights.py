@@ -91,9 +91,7 @@ def test_old_names_of_norms_and_copies_are_understood(config: Config, tmp_path: 
         ("config", r"hidden_size is 64 there, model\.hidden_size is 128"),
     ],
 )
-def test_weights_that_do_not_fit_are_one_error(
-    change: str, said: str, config: Config, tmp_path: Path
-) -> None:
+def test_weights_that_do_not_fit_are_one_error(change: str, said: str, config: Config, tmp_path: Path) -> None:
     base = tmp_path / "base"
     kind = BertForSequenceClassification if change == "head" else BertForPreTraining
     theirs = saved(kind, config, base)

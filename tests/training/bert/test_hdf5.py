@@ -31,8 +31,7 @@ def rows(count: int, seed: int, most: int = 6) -> dict[str, np.ndarray]:
     """Samples in the published layout: padded with zeros, masked positions ascending, then zeros."""
     draw = np.random.default_rng(seed)
     made = {
-        key: np.zeros((count, width), np.int64)
-        for key, width in zip(KEYS, [LENGTH] * 3 + [most] * 2, strict=False)
+        key: np.zeros((count, width), np.int64) for key, width in zip(KEYS, [LENGTH] * 3 + [most] * 2, strict=False)
     }
     made["next_sentence_labels"] = draw.integers(0, 2, count)
     for row in range(count):

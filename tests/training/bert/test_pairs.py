@@ -29,9 +29,7 @@ def pairs(dataset: Path) -> Open:
 
     def opened(seed: int = 7, split: str = "train", length: int = LENGTH) -> SentencePairs:
         vocabulary = read_vocabulary(dataset / "tokenizer")
-        return SentencePairs(
-            dataset, read_index(dataset), split, length, Rules(0.15, 6, False), vocabulary, seed
-        )
+        return SentencePairs(dataset, read_index(dataset), split, length, Rules(0.15, 6, False), vocabulary, seed)
 
     return opened
 
@@ -119,9 +117,7 @@ def test_half_of_the_second_sentences_come_from_elsewhere(pairs: Open) -> None:
     assert np.mean(drawn) == pytest.approx(0.5, abs=0.032)
 
 
-def test_random_sentences_come_from_all_documents(
-    pairs: Open, text_of: Callable[[Sample], tuple[str, str]]
-) -> None:
+def test_random_sentences_come_from_all_documents(pairs: Open, text_of: Callable[[Sample], tuple[str, str]]) -> None:
     split = pairs()
     found = set()
     for i in range(2000):
@@ -177,14 +173,10 @@ def test_a_padding_row_counts_nothing(pairs: Open) -> None:
     assert arrays["attention_mask"][1].any()  # attention over nothing would not be a number
 
 
-def test_preparing_twice_gives_the_same_bytes_and_verifies(
-    corpus: Path, dataset: Path, tmp_path: Path
-) -> None:
+def test_preparing_twice_gives_the_same_bytes_and_verifies(corpus: Path, dataset: Path, tmp_path: Path) -> None:
     """Once in this process, once in two others."""
     lines: list[str] = []
-    again = prepare_pairs(
-        str(corpus), "text", 0.1, "train", VOCABULARY, LENGTH, tmp_path, lines.append, workers=2
-    )
+    again = prepare_pairs(str(corpus), "text", 0.1, "train", VOCABULARY, LENGTH, tmp_path, lines.append, workers=2)
     assert again.name == dataset.name
     names = [p.relative_to(dataset) for p in sorted(dataset.rglob("*")) if p.is_file()]
     assert [(again / n).read_bytes() for n in names] == [(dataset / n).read_bytes() for n in names]
@@ -192,9 +184,7 @@ def test_preparing_twice_gives_the_same_bytes_and_verifies(
     assert index.settings["sequence_length"] == LENGTH
     assert any("samples of 32" in line for line in lines)
     lines.clear()
-    assert (
-        prepare_pairs(str(corpus), "text", 0.1, "train", VOCABULARY, LENGTH, tmp_path, lines.append) == again
-    )
+    assert prepare_pairs(str(corpus), "text", 0.1, "train", VOCABULARY, LENGTH, tmp_path, lines.append) == again
     assert lines == []
     other = prepare_pairs(str(corpus), "text", 0.1, "train", VOCABULARY, 64, tmp_path, lines.append)
     assert other != again

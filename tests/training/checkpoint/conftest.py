@@ -28,9 +28,7 @@ def ranks_status() -> Iterator[Ranks]:
     `error` and `kind`.
     """
     command = [sys.executable, "-m", "tests.training.checkpoint.ranks"]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         requests, replies = server.stdin, server.stdout

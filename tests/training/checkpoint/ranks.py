@@ -40,9 +40,7 @@ def put(store: Store, step: int, *, sharded: bool = True) -> Path:
     """Save the test values of `step` from every rank."""
     rank, world = rank_and_world()
     tensors = held(whole(step), rank, world, sharded=sharded)
-    return store.save(
-        step, tensors, state(step, rank), {"tokens": 1000 * step}, {"versions": {"torch": "test"}}
-    )
+    return store.save(step, tensors, state(step, rank), {"tokens": 1000 * step}, {"versions": {"torch": "test"}})
 
 
 def save(directory: str, steps: list[int], sharded: bool = True) -> list[str]:
@@ -74,9 +72,7 @@ def _loads(checkpoint: Checkpoint, wanted: dict[str, Any]) -> bool:
     return same(found, wanted)
 
 
-def save_until_killed(
-    directory: str, step: int, victim: int, point: int | None, lazy: bool = False
-) -> list[str]:
+def save_until_killed(directory: str, step: int, victim: int, point: int | None, lazy: bool = False) -> list[str]:
     """Save one step; the victim is killed at its boundary number `point`. Returns this rank's boundaries."""
     store = Store(Path(directory))
     boundaries = Boundaries(point if rank_and_world()[0] == victim else None, lazy=lazy)
@@ -119,10 +115,7 @@ def fsdp_round_trip(directory: str) -> dict[str, Any]:
     checkpoint.load(shards_of(_named(other, other_optimizer)))
     after = same(shards_of(_named(other, other_optimizer)), shards_of(_named(model, optimizer)))
     whole_weight = model[0].weight.full_tensor().detach()  # type: ignore[operator, union-attr]
-    rows = {
-        name: [s.row_offset, s.row_count, s.replicated]
-        for name, s in shards_of(_named(model, optimizer)).items()
-    }
+    rows = {name: [s.row_offset, s.row_count, s.replicated] for name, s in shards_of(_named(model, optimizer)).items()}
     return {
         "before": before,
         "after": after,

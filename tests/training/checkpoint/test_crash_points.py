@@ -62,15 +62,11 @@ def test_killed_at_every_boundary_in_every_rank(
 ) -> None:
     """Each boundary of each rank in turn (of three ranks the last), losing what was not synced."""
     passed = ranks("save_until_killed", world, directory=copies(), step=3, victim=0, point=None)
-    points = [
-        (rank, point) for rank in range(world) for point in range(len(passed[rank])) if world < 3 or rank == 2
-    ]
+    points = [(rank, point) for rank in range(world) for point in range(len(passed[rank])) if world < 3 or rank == 2]
     found = set()
     for victim, point in points:
         directory = copies()
-        answers = ranks_status(
-            "save_until_killed", world, directory=directory, step=3, victim=victim, point=point
-        )
+        answers = ranks_status("save_until_killed", world, directory=directory, step=3, victim=victim, point=point)
         where = f"rank {victim} killed before: {passed[victim][point]}"
         assert answers[victim]["status"] == -signal.SIGKILL, where
         step, told = resume(directory)
@@ -104,9 +100,7 @@ def test_control_without_fsync_the_committed_step_is_torn(
     passed = ranks("save_until_killed", 1, directory=copies(), step=3, victim=0, point=None)[0]
     after_rename = 1 + next(i for i, call in enumerate(passed) if call.startswith("rename step-00000003"))
     directory = copies()
-    killed = ranks_status(
-        "save_until_killed", 1, directory=directory, step=3, victim=0, point=after_rename, lazy=True
-    )
+    killed = ranks_status("save_until_killed", 1, directory=directory, step=3, victim=0, point=after_rename, lazy=True)
     assert killed[0]["status"] == -signal.SIGKILL
     step, told = resume(directory)
     assert step == 2

@@ -113,9 +113,7 @@ def test_manifest_of_another_step(checkpoints: Path) -> None:
     assert_falls_back(checkpoints, "MANIFEST.json: is the manifest of step 1")
 
 
-def test_manifest_of_another_world_size(
-    checkpoints: Path, ranks: Callable[..., list[Any]], tmp_path: Path
-) -> None:
+def test_manifest_of_another_world_size(checkpoints: Path, ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
     ranks("save", 3, directory=tmp_path / "other", steps=[2])
     shutil.copy(tmp_path / "other" / NEW / "MANIFEST.json", checkpoints / NEW / "MANIFEST.json")
     assert_falls_back(checkpoints, "rank-0000")

@@ -138,9 +138,7 @@ def test_only_a_part(checkpoints: Path) -> None:
 
 
 @pytest.mark.parametrize("saved_sharded", [True, False])
-def test_two_ranks_to_one_to_three(
-    ranks: Callable[..., list[Any]], tmp_path: Path, saved_sharded: bool
-) -> None:
+def test_two_ranks_to_one_to_three(ranks: Callable[..., list[Any]], tmp_path: Path, saved_sharded: bool) -> None:
     """Through world sizes 2, 1 and 3, sharded and replicated, every bit is preserved."""
     ranks("save", 2, directory=tmp_path, steps=[1], sharded=saved_sharded)
     for world, sharded in ((1, True), (3, True), (3, False), (2, not saved_sharded)):
@@ -168,9 +166,7 @@ def test_only_the_overlapping_rows_are_read(checkpoints: Path, monkeypatch: pyte
     assert opened == ["rank-00001.safetensors"]
 
 
-def test_replicated_tensors_are_written_once_and_balanced(
-    ranks: Callable[..., list[Any]], tmp_path: Path
-) -> None:
+def test_replicated_tensors_are_written_once_and_balanced(ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
     ranks("save", 3, directory=tmp_path, steps=[1], sharded=False)
     names: list[str] = []
     sizes = []

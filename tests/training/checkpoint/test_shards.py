@@ -46,6 +46,4 @@ def test_fully_sharded_model_and_optimizer(tmp_path: Path, ranks: Call) -> None:
 def test_other_layouts_are_refused(tmp_path: Path, ranks_status: Call) -> None:
     answers = ranks_status("refused_layout", 2, directory=tmp_path)
     assert {answer["kind"] for answer in answers} == {"CheckpointError"}
-    assert all(
-        answer["error"].startswith("tensor 'columns': laid out as (Shard(dim=1)") for answer in answers
-    )
+    assert all(answer["error"].startswith("tensor 'columns': laid out as (Shard(dim=1)") for answer in answers)

@@ -65,9 +65,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a small tmpfs needs root; the file size limit above covers the same path")
     mounted = subprocess.run(command, capture_output=True, text=True, check=False)
     if mounted.returncode != 0:
-        pytest.skip(
-            f"no tmpfs can be mounted here ({mounted.stderr.strip()}); the file size limit covers the path"
-        )
+        pytest.skip(f"no tmpfs can be mounted here ({mounted.stderr.strip()}); the file size limit covers the path")
     yield target
     subprocess.run(["umount", str(target)], check=True)
 
@@ -232,9 +230,7 @@ def test_a_latest_file_that_cannot_be_written_is_reported(tmp_path: Path) -> Non
     assert_holds(open_checkpoint(tmp_path / "step-00000001"), 1)
 
 
-def test_a_reader_lists_again_if_its_steps_were_pruned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_lists_again_if_its_steps_were_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path)
     for step in (1, 2):
         put(store, step)

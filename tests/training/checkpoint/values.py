@@ -23,9 +23,7 @@ DTYPES = {"model.norm": torch.bfloat16, "optimizer.count": torch.int64}
 def whole(step: int) -> dict[str, torch.Tensor]:
     """All tensors of `step`; no value occurs in two steps."""
     return {
-        name: (torch.arange(size, dtype=torch.float64) + 100 * step)
-        .to(DTYPES.get(name, torch.float32))
-        .reshape(shape)
+        name: (torch.arange(size, dtype=torch.float64) + 100 * step).to(DTYPES.get(name, torch.float32)).reshape(shape)
         for name, shape in SHAPES.items()
         for size in [torch.Size(shape).numel()]
     }
@@ -40,9 +38,7 @@ def _held(tensor: torch.Tensor, rank: int, world: int, *, sharded: bool) -> Shar
     if not sharded or tensor.ndim == 0:
         return Shard(tensor.clone(), tuple(tensor.shape), row_offset=0, replicated=True)
     first, count = chunk_rows(tensor.shape[0], world, rank)
-    return Shard(
-        tensor[first : first + count].clone(), tuple(tensor.shape), row_offset=first, replicated=False
-    )
+    return Shard(tensor[first : first + count].clone(), tuple(tensor.shape), row_offset=first, replicated=False)
 
 
 def zeroed(shards: dict[str, Shard]) -> dict[str, Shard]:
@@ -56,8 +52,7 @@ def zeroed(shards: dict[str, Shard]) -> dict[str, Shard]:
 def same(ours: dict[str, Shard], theirs: dict[str, Shard]) -> bool:
     """Bitwise equality of two sets of shards."""
     return ours.keys() == theirs.keys() and all(
-        ours[name].tensor.dtype == theirs[name].tensor.dtype
-        and torch.equal(ours[name].tensor, theirs[name].tensor)
+        ours[name].tensor.dtype == theirs[name].tensor.dtype and torch.equal(ours[name].tensor, theirs[name].tensor)
         for name in ours
     )
 

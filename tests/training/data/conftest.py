@@ -101,9 +101,7 @@ def child(corpus: Path, tmp_path: Path) -> Iterator[Callable[..., Child]]:
     """Start `prepare` in a process; with `stage` it prints "reached" there and waits for a line on stdin."""
     children: list[Child] = []
 
-    def start(
-        stage: str = "", root: Path = tmp_path / "data", file_limit: int = 0, **environment: str
-    ) -> Child:
+    def start(stage: str = "", root: Path = tmp_path / "data", file_limit: int = 0, **environment: str) -> Child:
         settings = {
             "source": str(corpus), "text_field": "text", "heldout_fraction": 0.1, "tokenizer": "train",
             "vocab_size": VOCABULARY, "root": str(root), "stage": stage, "file_limit": file_limit,

@@ -57,9 +57,7 @@ def prepared(chatml: Path, tmp_path: Path) -> Prepared:
         source = rows
         if isinstance(rows, list):
             source = tmp_path / "rows.jsonl"
-            source.write_text(
-                "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows)
-            )
+            source.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
         given: dict[str, Any] = {
             "source": str(source), "text_field": "text", "heldout_fraction": 0.2, "tokenizer": str(chatml),
             "chat_template": "auto", "vocab_size": 400, "sequence_length": 64, "packing": True,
@@ -201,9 +199,7 @@ GOOD = [chat("hi", say(3, start)) for start in range(4)]
         ({"text": "half \ud83d"}, "half a surrogate pair"),
     ],
 )
-def test_a_bad_row_is_one_error_or_left_out_and_counted(
-    row: Any, why: str, prepared: Prepared, tmp_path: Path
-) -> None:
+def test_a_bad_row_is_one_error_or_left_out_and_counted(row: Any, why: str, prepared: Prepared, tmp_path: Path) -> None:
     """The error has file, row and reason, and no dataset is left."""
     rows = [*GOOD[:2], row, *GOOD[2:]]
     with pytest.raises(DataError) as error:
@@ -322,8 +318,7 @@ def test_the_same_rows_make_the_same_dataset(prepared: Prepared, tmp_path: Path)
     rest = "".join(json.dumps(row) + "\n" for row in rows[3:])
     (tmp_path / "both" / "b.jsonl").write_text(rest)
     digests = {
-        read_index(path).digest
-        for path in (lines, prepared(tmp_path / "rows.parquet"), prepared(tmp_path / "both"))
+        read_index(path).digest for path in (lines, prepared(tmp_path / "rows.parquet"), prepared(tmp_path / "both"))
     }
     assert len(digests) == 1
     verify(lines)

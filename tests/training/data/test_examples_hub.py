@@ -93,8 +93,7 @@ class Hub(BaseHTTPRequestHandler):
             return 200, json.dumps({"id": name, "sha": COMMIT, "siblings": siblings}).encode(), {}
         if path.startswith(f"/api/datasets/{name}/tree/{COMMIT}"):
             tree = [
-                {"type": "file", "path": file, "size": len(data), "oid": "a" * 40}
-                for file, data in FILES[name].items()
+                {"type": "file", "path": file, "size": len(data), "oid": "a" * 40} for file, data in FILES[name].items()
             ]
             return 200, json.dumps(tree).encode(), {}
         data = FILES[name].get(path.partition(f"/resolve/{COMMIT}/")[2])
@@ -179,9 +178,7 @@ def test_a_data_set_without_paths_and_a_tokenizer_of_the_hub(hub: str, tmp_path:
     )
     assert of_files == of_hub == of_pattern
     assert len(of_files) == 64
-    assert branch.startswith(
-        "tokenizer someone/words@main: the revision main is not a commit of 40 hex digits"
-    )
+    assert branch.startswith("tokenizer someone/words@main: the revision main is not a commit of 40 hex digits")
     assert no_revision.startswith(f"tokenizer someone/words@{COMMIT[::-1]}: ")
     assert refused.startswith(f"tokenizer someone/secret@{COMMIT}: ")
     assert none == f"tokenizer someone/texts@{COMMIT}: someone/texts has no tokenizer.json at this commit"

@@ -42,9 +42,7 @@ TOOLED = (
     "[{{ call.function.name + ARGUMENTS }}]{% endfor %}<|im_end|>{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant{{ '\\n' }}{% endif %}"
 )
-ALPACA = [
-    {"instruction": f"name {n}", "input": "" if n % 2 else say(2, n), "output": say(3, n)} for n in range(6)
-]
+ALPACA = [{"instruction": f"name {n}", "input": "" if n % 2 else say(2, n), "output": say(3, n)} for n in range(6)]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "cat"}'}}
 SHAPE = Shape("text")
@@ -137,9 +135,7 @@ def test_a_row_is_read_in_the_format_that_its_fields_show(
         ({"prompt": "a", "completion": "b", "label": False}, SHAPE, "is for KTO"),
     ],
 )  # fmt: skip
-def test_rows_that_would_teach_something_else_end_the_preparation(
-    row: dict[str, Any], shape: Shape, why: str
-) -> None:
+def test_rows_that_would_teach_something_else_end_the_preparation(row: dict[str, Any], shape: Shape, why: str) -> None:
     """data.bad_rows cannot skip them, because every row of such a file is one."""
     with pytest.raises(DataError) as error:
         example_of("f, line 1", row, shape)
@@ -252,9 +248,7 @@ def test_a_row_that_does_not_end_is_refused_at_its_limit(
         shown(planned(tmp_path / name))
 
 
-THOUGHT = chat(
-    "hi", "<think>\nold stones\n</think>\n\nthe cat", "why", "<think>\nrain falls\n</think>\n\na mat"
-)
+THOUGHT = chat("hi", "<think>\nold stones\n</think>\n\nthe cat", "why", "<think>\nrain falls\n</think>\n\na mat")
 ASKED = "<|im_start|>user\nhi<|im_end|>"
 
 
@@ -308,9 +302,7 @@ def test_tools_and_their_calls_are_written_by_the_template(arguments: str, plann
             {"from": "gpt", "value": "a mat"},
         ]
     }
-    template = TOOLED.replace(
-        "ARGUMENTS", arguments if arguments.startswith("(") else "call.function.arguments"
-    )
+    template = TOOLED.replace("ARGUMENTS", arguments if arguments.startswith("(") else "call.function.arguments")
     rows = [{**row, "tools": [TOOL]}, {**share, "tools": json.dumps([TOOL])}]
     texts = shown(planned(rows, template))
     assert texts[0] == texts[1]
@@ -335,9 +327,7 @@ def test_datasets_of_the_first_three_formats_are_what_they_were(chatml: Path, tm
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     os.utime(source, (1, 1))
     said: list[str] = []
-    settings = ExampleSettings(
-        str(source), "text", 0.2, str(chatml), "auto", 400, 64, True, "truncate", "error"
-    )
+    settings = ExampleSettings(str(source), "text", 0.2, str(chatml), "auto", 400, 64, True, "truncate", "error")
     made = prepare_examples(settings, tmp_path / "data", said.append)
     assert made.name == "rows-jsonl-examples-86c69f2ed127"
     assert read_index(made).digest == "67541edc122d2e38e235e734a84c6588d714aea91a23e1ba7b2a9a05bb75a9f1"

@@ -47,9 +47,7 @@ def test_a_dataset_holds_every_document_once(prepared: Callable[..., Path], corp
     for split in ("train", "heldout"):
         documents = documents_of(directory, split)
         assert all(document[0] == index.bos and document[-1] == index.eos for document in documents)
-        decoded = tokenizer.decode_batch(
-            [document[1:-1] for document in documents], skip_special_tokens=False
-        )
+        decoded = tokenizer.decode_batch([document[1:-1] for document in documents], skip_special_tokens=False)
         found += decoded
         described = index.splits[split]
         assert described.documents == len(documents) > 0
@@ -110,12 +108,8 @@ def test_a_second_call_reads_nothing(
         prepared(vocab_size=300)
 
 
-@pytest.mark.parametrize(
-    "changed", [{"vocab_size": 400}, {"heldout_fraction": 0.3}, {"text_field": "body"}], ids=str
-)
-def test_other_settings_make_another_dataset(
-    prepared: Callable[..., Path], changed: dict[str, object]
-) -> None:
+@pytest.mark.parametrize("changed", [{"vocab_size": 400}, {"heldout_fraction": 0.3}, {"text_field": "body"}], ids=str)
+def test_other_settings_make_another_dataset(prepared: Callable[..., Path], changed: dict[str, object]) -> None:
     assert prepared(**changed) != prepared()
 
 
@@ -198,9 +192,7 @@ def test_wide_tokens(prepared: Callable[..., Path], tmp_path: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "rows.jsonl").write_text('{"text": "word3 word69999"}\n{"text": "word2 other"}\n')
-    directory = prepared(
-        tmp_path / "rows.jsonl", tokenizer=str(tmp_path / "tokenizer.json"), vocab_size=70_000
-    )
+    directory = prepared(tmp_path / "rows.jsonl", tokenizer=str(tmp_path / "tokenizer.json"), vocab_size=70_000)
     assert read_index(directory).dtype == "<u4"
     both = sorted(documents_of(directory, "train") + documents_of(directory, "heldout"))
     assert both == [[1, 2, 0, 1], [1, 3, 69_999, 1]]
@@ -255,9 +247,7 @@ def test_small_sources_still_hold_something_out(prepared: Callable[..., Path], t
         prepared(tmp_path / "rows.csv")
 
 
-def test_the_split_follows_the_documents_hash(
-    prepared: Callable[..., Path], corpus: Path, tmp_path: Path
-) -> None:
+def test_the_split_follows_the_documents_hash(prepared: Callable[..., Path], corpus: Path, tmp_path: Path) -> None:
     fewer = shutil.copytree(corpus / "email", tmp_path / "fewer" / "email").parent
     tokenizer = str(prepared() / "tokenizer")
     all_held, some_held = (
@@ -297,9 +287,7 @@ def test_text_that_changes_while_it_is_read_is_refused(prepared: Callable[..., P
     assert list((tmp_path / "data").iterdir()) == []
 
 
-def test_progress_is_reported_during_long_work(
-    prepared: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_is_reported_during_long_work(prepared: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter, "INTERVAL", 1e-5)
     lines: list[str] = []
     prepared(progress=lines.append)
@@ -334,9 +322,7 @@ def test_missing_short_and_edited_files_are_found(prepared: Callable[..., Path])
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-2])
     for check in (verify, lambda _: prepared()):
-        with pytest.raises(
-            DataError, match=rf"train-00000\.bin has {len(whole) - 2} bytes, not {len(whole)}"
-        ):
+        with pytest.raises(DataError, match=rf"train-00000\.bin has {len(whole) - 2} bytes, not {len(whole)}"):
             check(directory)
     shard.unlink()
     with pytest.raises(DataError, match=r"train-00000\.bin: No such file"):

@@ -259,9 +259,7 @@ def test_other_kinds_of_tokenizers_are_left_to_the_library(change: dict[str, Any
 def test_files_over_http_make_the_same_bytes_as_files_here(
     prepared: Callable[..., Path], serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        retries, "POLICY", retries.RetryPolicy(attempts=20, first=0.01, most=0.05, silence=0.3)
-    )
+    monkeypatch.setattr(retries, "POLICY", retries.RetryPolicy(attempts=20, first=0.01, most=0.05, silence=0.3))
     server = serve(share=0.5, seed=2)
     for name, data in server.files.items():
         (tmp_path / name.strip("/")).write_bytes(data)
@@ -284,8 +282,6 @@ def test_a_dead_url_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(retries, "POLICY", retries.RetryPolicy(attempts=3, first=0.01, silence=0.3))
     server = serve(dead=frozenset({"/shard-05.jsonl.gz"}))
-    with pytest.raises(
-        DataError, match=rf"{server.url}/shard-05\.jsonl\.gz: the server answered 503; gave up"
-    ):
+    with pytest.raises(DataError, match=rf"{server.url}/shard-05\.jsonl\.gz: the server answered 503; gave up"):
         prepared(server.pattern)
     assert list((tmp_path / "data").iterdir()) == []

@@ -137,9 +137,7 @@ def test_every_sample_is_read_exactly_once_an_epoch_through_resumes(world_sizes:
 
 def test_a_batch_that_does_not_divide_is_refused() -> None:
     for global_size, micro, world_size in ((8, 3, 1), (8, 2, 3), (2, 2, 2)):
-        with pytest.raises(
-            DataError, match=f"global batch size {global_size} is not a multiple of micro batch"
-        ):
+        with pytest.raises(DataError, match=f"global batch size {global_size} is not a multiple of micro batch"):
             micro_batches(0, global_size, micro, 0, world_size)
 
 

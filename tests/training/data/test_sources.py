@@ -184,9 +184,7 @@ def test_missing_and_empty_sources(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").touch()
     (tmp_path / "nothing").mkdir()
     assert error_of(tmp_path / "corpsu.txt").endswith("does not exist; did you mean 'corpus.txt'?")
-    assert error_of("python-stdllib") == (
-        "data source python-stdllib does not exist; did you mean 'python-stdlib'?"
-    )
+    assert error_of("python-stdllib") == ("data source python-stdllib does not exist; did you mean 'python-stdlib'?")
     assert "does not exist" in error_of(tmp_path / "corpus.txt" / "below")
     assert error_of("/otp") == "data source /otp does not exist", "/opt is not what was meant"
     assert error_of(tmp_path / "corpus.txt").endswith("is empty")

@@ -44,9 +44,7 @@ def plain(directory: Path, split: str) -> list[list[int]]:
 
 def expected_row(documents: list[list[int]], sample: int) -> list[list[int]]:
     """Input, label, position and document of each token of a sample, read token by token."""
-    stream = [
-        (token, number, place) for number, ids in enumerate(documents) for place, token in enumerate(ids)
-    ]
+    stream = [(token, number, place) for number, ids in enumerate(documents) for place, token in enumerate(ids)]
     begin = sample * LENGTH
     window = stream[begin : begin + LENGTH + 1]
     rows: list[list[int]] = []

@@ -51,9 +51,7 @@ def check(config: Config, ranks: Ranks) -> None:
     expected = dict(named_parameters(whole))
     for name, parameter in named_parameters(parallel.model):
         assert isinstance(parameter, DTensor), name
-        torch.testing.assert_close(
-            parameter.full_tensor(), expected[name].data, rtol=1e-3, atol=3e-4, msg=name
-        )
+        torch.testing.assert_close(parameter.full_tensor(), expected[name].data, rtol=1e-3, atol=3e-4, msg=name)
 
 
 def main() -> None:

@@ -69,9 +69,7 @@ def theirs(config: Config, model: CausalLM) -> Any:
     """transformers' own model with the same weights, after a round trip of its configuration."""
     described = hf_config(config).to_dict()
     kind = getattr(transformers, config.model.family.config)
-    copy = getattr(transformers, config.model.family.model)(
-        kind.from_dict(described, attn_implementation="eager")
-    )
+    copy = getattr(transformers, config.model.family.model)(kind.from_dict(described, attn_implementation="eager"))
     copy.load_state_dict(model.hf.state_dict())
     return copy.eval()
 

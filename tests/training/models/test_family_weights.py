@@ -32,9 +32,7 @@ def test_published_weights_have_transformers_logits(tmp_path: Path, family: str)
     """Also with adapters, which are zero at the start, on every linear layer."""
     shape = {"architecture": family, **TINY[family]}
     publish(tmp_path / "base", **shape)
-    theirs = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "base", dtype=torch.float32, attn_implementation="eager"
-    )
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         expected = theirs(token_ids()).logits
     linears = list(configuration(None, **shape).model.family.linears)

@@ -93,9 +93,7 @@ def token_ids() -> torch.Tensor:
     return torch.randint(0, 515, (2, 24), generator=torch.Generator().manual_seed(1))
 
 
-def commit(
-    run: RunDir, config: Config, model: Trainable, dataset: Path, step: int = 20, **origin: Any
-) -> None:
+def commit(run: RunDir, config: Config, model: Trainable, dataset: Path, step: int = 20, **origin: Any) -> None:
     """Write a checkpoint and run.json of the model, like the loop does."""
     meta = {"config": config.model_dump(mode="json"), "dataset_directory": str(dataset), **origin}
     tensors = shards_of([(f"model.{name}", p.detach()) for name, p in trained_parameters(model)])

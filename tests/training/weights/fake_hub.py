@@ -131,9 +131,7 @@ class FakeHub:
         if request.command != "HEAD":
             request.wfile.write(body)
 
-    def _head(
-        self, request: BaseHTTPRequestHandler, status: int, length: int, headers: dict[str, str]
-    ) -> None:
+    def _head(self, request: BaseHTTPRequestHandler, status: int, length: int, headers: dict[str, str]) -> None:
         request.send_response(status)
         for name, value in {**headers, "Content-Length": str(length)}.items():
             request.send_header(name, value)

@@ -19,9 +19,7 @@ def main() -> None:
     for case in json.loads(sys.argv[1]):
         ids = torch.tensor(case["ids"])
         if case["base"]:  # in fp32, as in training; by default it would have its file's type
-            model = AutoModelForCausalLM.from_pretrained(
-                case["base"], dtype=torch.float32, attn_implementation="eager"
-            )
+            model = AutoModelForCausalLM.from_pretrained(case["base"], dtype=torch.float32, attn_implementation="eager")
             model = PeftModel.from_pretrained(model, case["directory"])
         else:
             model = AutoModelForCausalLM.from_pretrained(case["directory"], attn_implementation="eager")

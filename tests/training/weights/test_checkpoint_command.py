@@ -28,9 +28,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
             try:
                 importlib.import_module(module[0]).main(module[1:])
             except SystemExit as left:
-                raise UserError(
-                    err.getvalue().removeprefix("error: ").strip(), code=int(left.code or 0)
-                ) from None
+                raise UserError(err.getvalue().removeprefix("error: ").strip(), code=int(left.code or 0)) from None
         found: dict[str, Any] = json.loads(out.getvalue())
         return found
 
@@ -66,9 +64,7 @@ def test_list_and_verify_report_the_damaged_step(run: RunDir, capsys: pytest.Cap
     first, second = capsys.readouterr().out.splitlines()
     size = sum(p.stat().st_size for p in (run.checkpoints / "step-00000020").glob("rank-*"))
     assert first.split() == ["step", "20", f"{size / 1e6:,.1f}", "MB", "in", "2", "files", "by", "1", "rank"]
-    assert second.startswith(
-        "  step 40  step-00000040/rank-00000.safetensors: has 5 bytes, the manifest says"
-    )
+    assert second.startswith("  step 40  step-00000040/rank-00000.safetensors: has 5 bytes, the manifest says")
 
 
 def test_show_prints_the_newest_checkpoint(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:

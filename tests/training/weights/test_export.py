@@ -135,9 +135,7 @@ def test_an_exported_model_is_a_base_again(tmp_path: Path, run: RunDir, dataset:
     assert open_weights(configuration("run:first"), run).digest == written.digest
 
 
-def test_berts_export_has_both_heads_and_the_trainers_logits(
-    tmp_path: Path, run: RunDir, dataset: Path
-) -> None:
+def test_berts_export_has_both_heads_and_the_trainers_logits(tmp_path: Path, run: RunDir, dataset: Path) -> None:
     """Also without a tokenizer, as with shards of masked samples."""
     text = (Path(__file__).parents[3] / "overlays/model/bert-tiny/model.yaml").read_text()
     hardware, cell = "device: {type: cpu}", "parallel: {micro_batch_size: 2}\ncheckpoint: {every: 5}"

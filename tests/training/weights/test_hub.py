@@ -55,9 +55,7 @@ def test_a_pinned_revision_is_fetched_once_and_is_the_same_weights(
         assert opened.digest == expected
         assert opened.directory.is_relative_to(run.path / "hub")
     assert len(hub.bodies()) == 1
-    fetched = {
-        path.rpartition("/")[2] for method, path, _ in hub.log if method == "GET" and "/resolve/" in path
-    }
+    fetched = {path.rpartition("/")[2] for method, path, _ in hub.log if method == "GET" and "/resolve/" in path}
     assert "config.json" in fetched
     assert not fetched & {"pytorch_model.bin", "modeling_evil.py"}
 
@@ -109,9 +107,7 @@ def test_gated_weights_need_a_token_from_a_variable_or_a_file(
     with pytest.raises(WeightsError) as caught:
         open_weights(config, run)
     message = str(caught.value)
-    assert message.startswith(
-        f"weights team/gated@{COMMIT}: no access: no token was sent; give one in HF_TOKEN"
-    )
+    assert message.startswith(f"weights team/gated@{COMMIT}: no access: no token was sent; give one in HF_TOKEN")
     assert message.endswith(f"request access at {hub.url}/team/gated")
     if how == "variable":
         monkeypatch.setenv("HF_TOKEN", TOKEN)

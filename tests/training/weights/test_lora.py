@@ -107,9 +107,7 @@ def test_new_adapters_change_nothing_and_depend_on_the_seed_only(tmp_path: Path,
             assert 0.9 * bound < a.abs().max() <= bound
     assert len({tuple(p.flatten()[:4].tolist()) for n, p in trained_parameters(first) if "lora_A" in n}) == 6
     other = trainers(config.model_copy(update={"train": config.train.model_copy(update={"seed": 8})}), run)
-    assert not torch.equal(
-        *(next(p for n, p in trained_parameters(m) if "lora_A" in n) for m in (first, other))
-    )
+    assert not torch.equal(*(next(p for n, p in trained_parameters(m) if "lora_A" in n) for m in (first, other)))
 
 
 def test_a_bf16_device_keeps_the_base_in_bf16_and_the_rest_in_fp32(tmp_path: Path, run: RunDir) -> None:

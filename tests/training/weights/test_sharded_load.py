@@ -21,9 +21,7 @@ CHECKOUT = Path(__file__).parents[3]
 
 
 @pytest.mark.long
-@pytest.mark.skipif(
-    not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc"
-)
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
 def test_each_rank_holds_its_shard_and_little_more(tmp_path: Path) -> None:
     """In child processes, because the library reads HF_ENDPOINT and HF_TOKEN_PATH when it is imported."""
     config = configuration(str(tmp_path / "base"), LORA, **SHAPE)

@@ -66,9 +66,7 @@ def test_the_digest_is_of_the_weights_however_files_divide_them(tmp_path: Path, 
     assert open_weights(configuration(str(tmp_path / "one"), **LLAMA), run).digest != digests[0]
 
 
-def test_old_files_with_rotary_tables_and_a_doubled_head_are_the_same_weights(
-    tmp_path: Path, run: RunDir
-) -> None:
+def test_old_files_with_rotary_tables_and_a_doubled_head_are_the_same_weights(tmp_path: Path, run: RunDir) -> None:
     publish(tmp_path / "base", **LLAMA)
     config = configuration(str(tmp_path / "base"), **LLAMA)
     before = open_weights(config, run).digest
@@ -249,7 +247,5 @@ def test_runs_that_cannot_be_a_base_are_refused(tmp_path: Path, run: RunDir, dat
         open_weights(configuration("run:wide"), run)
     publish(tmp_path / "base")
     adapted(RunDir(tmp_path / "runs" / "lora"), configuration(str(tmp_path / "base"), LORA), dataset)
-    with pytest.raises(
-        WeightsError, match=r"run:lora trained adapters, .* yard checkpoint export lora --merge"
-    ):
+    with pytest.raises(WeightsError, match=r"run:lora trained adapters, .* yard checkpoint export lora --merge"):
         open_weights(configuration("run:lora"), run)

@@ -18,9 +18,7 @@ from tools.core.own_module import answer
 
 @click.command(name="export", help=__doc__)
 @which
-@click.option(
-    "--to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The directory to create."
-)
+@click.option("--to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The directory to create.")
 @click.option("--merge", is_flag=True, help="Merge the adapters into their base: one whole model.")
 @click.option("--step", type=click.IntRange(0), metavar="N", help="Export step N instead of the newest.")
 @click.option(

@@ -28,9 +28,7 @@ def _with(command: Command, wrapper: Command) -> Command:
 def account(command: Command) -> Command:
     """Add --region and --profile; the command gets `session`."""
 
-    @click.option(
-        "--region", metavar="NAME", help="The AWS region. Default: that of the environment or profile."
-    )
+    @click.option("--region", metavar="NAME", help="The AWS region. Default: that of the environment or profile.")
     @click.option("--profile", metavar="NAME", help="The profile in ~/.aws.")
     def with_session(region: str | None, profile: str | None, **options: Any) -> Any:
         return command(session=Session(region, profile), **options)
@@ -58,9 +56,7 @@ def cluster_or_context(command: Command, both: bool = False) -> Command:
     """
 
     @click.argument("name", metavar="[CLUSTER]", required=False)
-    @click.option(
-        "--context", metavar="NAME", help="The context of the kubeconfig. Default: the current one."
-    )
+    @click.option("--context", metavar="NAME", help="The context of the kubeconfig. Default: the current one.")
     @click.option(
         "-n",
         "--namespace",

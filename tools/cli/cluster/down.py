@@ -31,13 +31,9 @@ from tools.core.errors import UserError
 @_options.cluster_and_account
 @click.option("--dry-run", is_flag=True, help="List the resources without deleting them.")
 @click.option("--yes", is_flag=True, help="Delete without confirmation. Needs --expect.")
-@click.option(
-    "--expect", type=click.IntRange(0), metavar="N", help="With --yes: the number of resources to delete."
-)
+@click.option("--expect", type=click.IntRange(0), metavar="N", help="With --yes: the number of resources to delete.")
 @_options.as_json
-def command(
-    spec: Spec, session: Session, dry_run: bool, yes: bool, expect: int | None, as_json: bool
-) -> None:
+def command(spec: Spec, session: Session, dry_run: bool, yes: bool, expect: int | None, as_json: bool) -> None:
     if expect is not None and not yes:
         raise UserError("--expect needs --yes")
     ours, left = inventory.survey(session, spec)
@@ -91,9 +87,7 @@ def _compare(there: int, expect: int | None) -> None:
         raise UserError(f"--yes needs --expect N: {output.count(there, 'resource')} would be deleted", hint)
     if there != expect:
         message = f"nothing was deleted: --expect {expect}, but {output.count(there, 'resource')} would be"
-        raise UserError(
-            message, f"{abs(there - expect)} {'more' if there > expect else 'fewer'}: --dry-run", 1
-        )
+        raise UserError(message, f"{abs(there - expect)} {'more' if there > expect else 'fewer'}: --dry-run", 1)
 
 
 def _refuse_changes(shown: list[inventory.Resource], now: list[inventory.Resource]) -> None:
@@ -114,9 +108,7 @@ def _without(ours: list[inventory.Resource], staying: list[inventory.Resource]) 
     return [one for one in ours if (one.kind, one.id) not in kept]
 
 
-def _tell(
-    ours: list[inventory.Resource], left: list[inventory.Resource], deleted: bool, as_json: bool
-) -> None:
+def _tell(ours: list[inventory.Resource], left: list[inventory.Resource], deleted: bool, as_json: bool) -> None:
     if as_json:
         rows = {"delete": [vars(one) for one in ours], "keep": [vars(one) for one in left]}
         output.data({**rows, "deleted": deleted})

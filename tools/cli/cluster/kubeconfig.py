@@ -28,9 +28,7 @@ from tools.core.errors import UserError
 @click.option("--use", is_flag=True, help="Make it the current context.")
 @click.option("--replace", is_flag=True, help="Replace the context of another cluster.")
 @_options.as_json
-def command(
-    spec: Spec, session: Session, context: str | None, use: bool, replace: bool, as_json: bool
-) -> None:
+def command(spec: Spec, session: Session, context: str | None, use: bool, replace: bool, as_json: bool) -> None:
     cluster = session.call("eks", "describe_cluster", name=spec.name)["cluster"]
     if cluster.get("status") != "ACTIVE":
         raise UserError(f"the cluster {spec.name} is {cluster.get('status')}", "wait until it is ACTIVE", 1)

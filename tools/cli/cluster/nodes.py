@@ -30,15 +30,11 @@ HEADS = ("node", "ready", "instance", "zone", "devices", "efa", "pods", "health"
 
 @click.command(help=__doc__)
 @click.option("--context", metavar="NAME", help="The context of the kubeconfig.")
-@click.option(
-    "--from", "recorded", type=click.Path(path_type=Path), metavar="DIR", help="Read a saved snapshot."
-)
+@click.option("--from", "recorded", type=click.Path(path_type=Path), metavar="DIR", help="Read a saved snapshot.")
 @click.option("--save", "keep", type=click.Path(path_type=Path), metavar="DIR", help="Save the snapshot.")
 @_options.as_json
 def command(context: str | None, recorded: Path | None, keep: Path | None, as_json: bool) -> None:
-    found = (
-        snapshot.load(recorded) if recorded else snapshot.collect(Kubectl(context), kinds=("nodes", "pods"))
-    )
+    found = snapshot.load(recorded) if recorded else snapshot.collect(Kubectl(context), kinds=("nodes", "pods"))
     if keep:
         found.save(keep)
     if "nodes" in found.unseen:

@@ -53,8 +53,6 @@ def command(spec: Spec, session: Session, group: str, count: int, dry_run: bool,
             raise UserError(message, "repeat the command", 1)
     if as_json:
         hourly = None if price is None else round(price * count, 4)
-        output.data(
-            {"group": group, "changes": lines, "applied": bool(lines) and not dry_run, "usd_per_hour": hourly}
-        )
+        output.data({"group": group, "changes": lines, "applied": bool(lines) and not dry_run, "usd_per_hour": hourly})
     if dry_run and lines:
         raise click.exceptions.Exit(1)

@@ -39,9 +39,7 @@ from tools.kube.kubectl import Kubectl
 @click.command(help=__doc__)
 @functools.partial(_options.cluster_or_context, both=True)
 @click.option("--fix", is_flag=True, help="Make the changes that can be made, then check again.")
-@click.option(
-    "--from", "recorded", type=click.Path(path_type=Path), metavar="DIR", help="Read a saved snapshot."
-)
+@click.option("--from", "recorded", type=click.Path(path_type=Path), metavar="DIR", help="Read a saved snapshot.")
 @click.option("--save", "keep", type=click.Path(path_type=Path), metavar="DIR", help="Save the snapshot.")
 @_options.as_json
 def command(

@@ -68,12 +68,8 @@ class Outcome:
 @click.argument("what", metavar="WHAT")
 @CONTEXT
 @BUILD_ARG
-@click.option(
-    "--secret", "secrets", multiple=True, metavar="SPEC", help="A secret, as in docker build (BuildKit)."
-)
-@click.option(
-    "--repository", metavar="NAME", help="The image's name without a tag (localhost/trainyard/NAME)."
-)
+@click.option("--secret", "secrets", multiple=True, metavar="SPEC", help="A secret, as in docker build (BuildKit).")
+@click.option("--repository", metavar="NAME", help="The image's name without a tag (localhost/trainyard/NAME).")
 @TAG_FROM
 @click.option("--platform", metavar="OS/ARCH", help="The nodes' platform (linux/amd64).")
 @click.option(
@@ -154,9 +150,7 @@ def command(
     exit_with(outcome.tested)
 
 
-def _build(
-    request: build.Request, level: str | None, modules: tuple[str, ...], repairs: bool, quiet: bool
-) -> Outcome:
+def _build(request: build.Request, level: str | None, modules: tuple[str, ...], repairs: bool, quiet: bool) -> Outcome:
     """Build and test. With `repairs`, build a repaired copy, and again with modules that were missing."""
     missing: tuple[str, ...] = ()
     for attempt in range(1, ROUNDS + 1):

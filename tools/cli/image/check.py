@@ -30,9 +30,7 @@ from tools.image.rules.evaluate import Result, Target, evaluate, find, rules, su
 @CONTEXT
 @BUILD_ARG
 @click.option("--for", "machine", metavar="TYPE", help="The instance type that the image runs on.")
-@click.option(
-    "--driver", type=click.IntRange(1), metavar="N", help="Major version of the nodes' NVIDIA driver."
-)
+@click.option("--driver", type=click.IntRange(1), metavar="N", help="Major version of the nodes' NVIDIA driver.")
 @click.option("--strict", is_flag=True, help="Exit with 1 if there are warnings.")
 @click.option("-v", "--verbose", is_flag=True, help="Also print what passed, and hadolint's remarks.")
 @click.option("--json", "as_json", is_flag=True, help="Print all verdicts as JSON.")
@@ -65,9 +63,7 @@ def _show(result: Result, target: Target, verbose: bool) -> None:
     )
     output.line(f"{result.state.value}: {result.source}: {'; '.join(answers)}")
     if result.context != target.context:
-        output.line(
-            f"  context: {repo.shown(result.context)}, which has the sources of COPY; --context names one"
-        )
+        output.line(f"  context: {repo.shown(result.context)}, which has the sources of COPY; --context names one")
     for verdict in [*failed, *unknown, *warned, *(passed if verbose else [])]:
         output.rule_verdict(verdict, rules()[verdict.details["rule"]].reason)
     for note in result.remarks if verbose else []:

@@ -27,9 +27,7 @@ from tools.image import smoke
 @click.command(help=__doc__, short_help="test what an image does")
 @click.argument("name", metavar="NAME")
 @click.option("--level", type=click.Choice(smoke.LEVELS), default="standard", show_default=True)
-@click.option(
-    "--module", "modules", multiple=True, metavar="NAME", help="Import these instead of the trainer's."
-)
+@click.option("--module", "modules", multiple=True, metavar="NAME", help="Import these instead of the trainer's.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
 def command(name: str, level: str, modules: tuple[str, ...], as_json: bool) -> None:
     verdicts = run_tests(local_name(name), level, modules, as_json)

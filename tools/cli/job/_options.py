@@ -27,9 +27,7 @@ def cluster(command: Command) -> Command:
 def timeout(text: str) -> Callable[[Command], Command]:
     """Add --timeout with this help text."""
     kind = click.IntRange(min=1)
-    return click.option(
-        "--timeout", type=kind, default=SECONDS, show_default=True, metavar="SECONDS", help=text
-    )
+    return click.option("--timeout", type=kind, default=SECONDS, show_default=True, metavar="SECONDS", help=text)
 
 
 job = click.argument("job", required=False, metavar="[JOB|CELL]")

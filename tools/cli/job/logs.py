@@ -80,9 +80,7 @@ def command(
     if volume and rank is None:
         raise UserError("--volume reads the log of one rank", "add --rank N")
     if volume and (follow or previous or since or first_failure):
-        raise UserError(
-            "--volume reads a file of the run directory: use it with --rank, --tail and --grep only"
-        )
+        raise UserError("--volume reads a file of the run directory: use it with --rank, --tail and --grep only")
     ranked = rank is not None and not volume
     here, seen = collect.find(kubectl, job, logs=ranked, run=ranked)
     if volume:

@@ -41,9 +41,7 @@ from training.neuron.compile_log import Summary
 @click.argument("source", required=False)
 @_options.cluster
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values with a header.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON lines (the default), or the graphs as JSON."
-)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines (the default), or the graphs as JSON.")
 def command(kubectl: Kubectl, source: str | None, as_csv: bool, as_json: bool) -> None:
     run = sources.read(kubectl, source)
     if graphs := compile_log.summaries(run.compiler):

@@ -38,9 +38,7 @@ SUMS = {True: "right", False: "WRONG", None: "sums not checked"}
 @click.option("--keep", is_flag=True, help="Keep the job when it has ended.")
 @_options.timeout("How long the test may take.")
 @_options.as_json
-def command(
-    kubectl: Kubectl, cell: str, recorded: Path | None, keep: bool, timeout: int, as_json: bool
-) -> None:
+def command(kubectl: Kubectl, cell: str, recorded: Path | None, keep: bool, timeout: int, as_json: bool) -> None:
     manifests = nccl_test.manifests(cell)
     job = kinds.job_of(manifests)
     if recorded:

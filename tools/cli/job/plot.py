@@ -35,9 +35,7 @@ WIDEST = 110  # columns of a chart
 @click.option("--key", "keys", multiple=True, type=click.Choice(list(plot.LABELS)), help="Only these curves.")
 @click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write an SVG.")
 @click.option("--json", "as_json", is_flag=True, help="Print the points and the restarts as JSON.")
-def command(
-    kubectl: Kubectl, source: tuple[str, ...], keys: tuple[str, ...], svg: Path | None, as_json: bool
-) -> None:
+def command(kubectl: Kubectl, source: tuple[str, ...], keys: tuple[str, ...], svg: Path | None, as_json: bool) -> None:
     if svg is not None and as_json:
         raise UserError("--svg writes a picture and --json prints points: give one of them")
     runs = [sources.read(kubectl, one) for one in source or [None]]

@@ -58,9 +58,7 @@ class _Job:
 @click.command(help=__doc__, short_help="submit a cell to the cluster and follow it")
 @_knobs.target
 @_knobs.options
-@click.option(
-    "--sweep", "sweeps", multiple=True, metavar="KEY=A,B", help="A job for each value; repeat for a product."
-)
+@click.option("--sweep", "sweeps", multiple=True, metavar="KEY=A,B", help="A job for each value; repeat for a product.")
 @_options.cluster
 @click.option("--resume", is_flag=True, help="Continue a suspended or failed job of this name.")
 @click.option("--replace", is_flag=True, help="End the job of this name, then submit.")

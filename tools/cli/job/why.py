@@ -41,9 +41,7 @@ from tools.kube.kubectl import Kubectl
 @click.option("--from", "recorded", type=click.Path(path_type=Path), metavar="DIR", help="A saved snapshot.")
 @click.option("--save", "keep", type=click.Path(path_type=Path), metavar="DIR", help="Save the snapshot.")
 @click.option("--log", "logs", multiple=True, metavar="FILE...", help="Explain logs, also gzip'd ones.")
-@click.option(
-    "--exit-code", "code", type=click.IntRange(0, 255), help="With --log: the container's exit code."
-)
+@click.option("--exit-code", "code", type=click.IntRange(0, 255), help="With --log: the container's exit code.")
 @click.option("-v", "--verbose", is_flag=True, help="Also print the other causes and what was checked.")
 @_options.as_json
 def command(
@@ -61,9 +59,7 @@ def command(
             raise UserError("--log reads logs only", "leave out --from and --save")
         _explain_logs([*logs, *names], code, verbose, as_json)
     if code is not None or len(names) > 1:
-        raise UserError(
-            "--exit-code and several names need --log", "yard job why --log FILE... [--exit-code N]"
-        )
+        raise UserError("--exit-code and several names need --log", "yard job why --log FILE... [--exit-code N]")
     job = names[0] if names else None
     seen = snapshot.load(recorded) if recorded else collect.collect(kubectl, lookup.find(kubectl, job))
     try:

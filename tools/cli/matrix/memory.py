@@ -32,9 +32,7 @@ from tools.core.errors import UserError
 @click.option("--json", "as_json", is_flag=True, help="Print every term in bytes as JSON.")
 def command(names: tuple[str, ...], every: bool, as_json: bool) -> int:
     root, found = repo.root(), matrix.read(repo.root())
-    chosen = (
-        [_pair(found, name) for name in names] if names else [cell for cell in found.cells if not cell.script]
-    )
+    chosen = [_pair(found, name) for name in names] if names else [cell for cell in found.cells if not cell.script]
     estimates = [(cell, cells_memory.of_cell(root, cell)) for cell in chosen]
     extra = [(cell, cells_memory.of_cell(root, cell)) for cell in (_others(found) if every else [])]
     if as_json:
@@ -81,9 +79,7 @@ def _print_estimate(cell: matrix.Cell, estimate: Estimate, whole: bool, note: st
     for term in estimate.terms:
         output.line(f"  {term.nbytes / GIB:8.2f} GiB  {term.name}: {term.how}")
     for term in estimate.left_out:
-        output.line(
-            f"  {term.nbytes / GIB:8.2f} GiB  {term.name}, at another time and not counted: {term.how}"
-        )
+        output.line(f"  {term.nbytes / GIB:8.2f} GiB  {term.name}, at another time and not counted: {term.how}")
 
 
 def _as_data(cell: matrix.Cell, estimate: Estimate) -> dict[str, object]:

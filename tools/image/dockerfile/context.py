@@ -64,9 +64,7 @@ def guard(root: Path, ignore: dockerignore.Ignore, limit: int = LIMIT) -> Contex
     if found.size <= limit:
         return found
     largest = ", ".join(f"{name} {shown(size)}" for name, size in found.largest)
-    text = (
-        f"the context {root} is {shown(found.size)} in {found.files:,} files, and the limit is {shown(limit)}"
-    )
+    text = f"the context {root} is {shown(found.size)} in {found.files:,} files, and the limit is {shown(limit)}"
     hint = "exclude files in .dockerignore, or raise --context-limit"
     raise UserError(f"{text}: {largest}", hint)
 

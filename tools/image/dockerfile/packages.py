@@ -114,15 +114,11 @@ def _place(install: Install, lines: list[str], source: str) -> None:
         if package.file != source:
             continue
         words = (package.text, package.name)
-        found = (
-            at for word in words for at in range(one.line, one.last + 1) if word in lines[at - 1 : at][0]
-        )
+        found = (at for word in words for at in range(one.line, one.last + 1) if word in lines[at - 1 : at][0])
         install.packages[number] = replace(package, line=next(found, one.line))
 
 
-def _install(
-    words: list[str], stage: Stage, one: Instruction, context: Sources, source: str
-) -> Install | None:
+def _install(words: list[str], stage: Stage, one: Instruction, context: Sources, source: str) -> Install | None:
     name, rest = program(words), words[1:]
     if PYTHON.fullmatch(name) and rest[:1] == ["-m"] and rest[1:2] and rest[1] in ("pip", "uv"):
         name, rest = rest[1], rest[2:]

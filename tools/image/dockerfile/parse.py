@@ -225,9 +225,7 @@ class _Reader:
         if name == "FROM":
             self._from(one)
         elif name in KNOWN and not self.stages and name != "ARG":
-            raise UserError(
-                f"{self.source}:{line}: {name} before the first FROM", "only ARG may come before FROM"
-            )
+            raise UserError(f"{self.source}:{line}: {name} before the first FROM", "only ARG may come before FROM")
         elif name in KNOWN:
             self._inside(one)
         else:
@@ -236,9 +234,7 @@ class _Reader:
     def _from(self, one: Instruction) -> None:
         words = one.value.split()
         if not words or len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS"):
-            raise UserError(
-                f"{self.source}:{one.line}: FROM {one.raw}: not `FROM image` or `FROM image AS name`"
-            )
+            raise UserError(f"{self.source}:{one.line}: FROM {one.raw}: not `FROM image` or `FROM image AS name`")
         if len(self.stages) == MOST_STAGES:
             raise UserError(f"{self.source}:{one.line}: more than {MOST_STAGES} stages")
         name = words[2] if len(words) == 3 else ""

@@ -122,9 +122,7 @@ def subject(
         raise UserError(f"{target.shown}: cannot be read: {problem}") from problem
     parsed = parse(text, target.shown, given)
     context = _context(parsed, target) if target.assumed else target.context
-    return Subject(
-        target.shown, parsed, context, dockerignore.read(context, target.dockerfile), machine, driver
-    )
+    return Subject(target.shown, parsed, context, dockerignore.read(context, target.dockerfile), machine, driver)
 
 
 def _context(parsed: Dockerfile, target: Target) -> Path:

@@ -54,9 +54,7 @@ def syntax(subject: Subject) -> Iterator[Verdict]:
         span = f"lines {first} to {last} are" if last > first else "this line is"
         place = Location(subject.source, first, "".join(lines[first - 1 : first]))
         yield bad(place, f"{span} no instruction of a Dockerfile", "remove it, or write it as a RUN <<EOF")
-    short = [
-        one for _, one in subject.dockerfile.instructions() if len(one.value.split()) < LEAST.get(one.name, 1)
-    ]
+    short = [one for _, one in subject.dockerfile.instructions() if len(one.value.split()) < LEAST.get(one.name, 1)]
     for one in short:
         yield bad(
             at(subject, one),
@@ -109,11 +107,7 @@ def remarks(dockerfile: Dockerfile, verdicts: Iterable[Verdict]) -> list[Note]:
     """Return the findings that no verdict states; none without hadolint."""
     said = {(one.details.get("code", one.details["rule"]), one.details["line"]) for one in verdicts}
     found = notes(dockerfile) or []
-    return [
-        note
-        for note in found
-        if not {(note.code, note.line), (_TABLE["same"].get(note.code), note.line)} & said
-    ]
+    return [note for note in found if not {(note.code, note.line), (_TABLE["same"].get(note.code), note.line)} & said]
 
 
 def notes(dockerfile: Dockerfile) -> list[Note] | None:
@@ -141,12 +135,8 @@ def _without_heredocs(dockerfile: Dockerfile) -> str:
 def _run(program: str, text: str) -> list[Note] | None:
     command = [program, "--no-fail", "-f", "json", "-"]
     try:
-        done = subprocess.run(
-            command, input=text, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=SECONDS, check=False)
         found = json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return None
-    return [
-        Note(one["code"], one["level"], int(one["line"]), " ".join(one["message"].split())) for one in found
-    ]
+    return [Note(one["code"], one["level"], int(one["line"]), " ".join(one["message"].split())) for one in found]

@@ -56,9 +56,7 @@ def base(subject: Subject) -> Iterator[Verdict]:
             yield good(place, f"{name}: a tag with a version, which can be moved; a digest cannot")
 
 
-@rule(
-    "pins", "an unpinned package can be another release at the next build, and training is the first to fail"
-)
+@rule("pins", "an unpinned package can be another release at the next build, and training is the first to fail")
 def pins(subject: Subject) -> Iterator[Verdict]:
     """Python packages are pinned with `==` or a lock with hashes, downloads and repositories to a release.
 
@@ -136,9 +134,7 @@ def copy(subject: Subject) -> Iterator[Verdict]:
                 found.setdefault((kind, problem[0]), []).append((at(subject, one), source, problem[1]))
     for (kind, problem_text), places in found.items():
         sources = [source for _, source, _ in places]
-        names = ", ".join(sources[:SHOWN]) + (
-            f" and {len(sources) - SHOWN} more" if len(sources) > SHOWN else ""
-        )
+        names = ", ".join(sources[:SHOWN]) + (f" and {len(sources) - SHOWN} more" if len(sources) > SHOWN else "")
         text = f"{names} {'are' if len(sources) > 1 else 'is'} {problem_text}"
         verdict = (doubtful if kind == "WARN" else bad)(places[0][0], text, places[0][2])
         yield replace(verdict, evidence=list(dict.fromkeys(place.evidence() for place, _, _ in places)))

@@ -76,11 +76,7 @@ def signals(subject: Subject) -> Iterator[Verdict]:
 def shell_forms(final: Stage) -> list[Instruction]:
     """Return the started instructions in shell form, except an `exec`, which replaces the shell."""
     found = [one for one in _started(final) if one.words is None]
-    return [
-        one
-        for one in found
-        if (one.name == "CMD" and final.last("ENTRYPOINT")) or not ONLY_EXEC.match(one.value)
-    ]
+    return [one for one in found if (one.name == "CMD" and final.last("ENTRYPOINT")) or not ONLY_EXEC.match(one.value)]
 
 
 def _started(final: Stage) -> list[Instruction]:

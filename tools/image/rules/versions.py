@@ -74,9 +74,7 @@ def torch_cuda(subject: Subject) -> Iterator[Verdict]:
     if place == stage and row and base and OFFICIAL.match(subject.dockerfile.final.image):
         exists = base in (*row.builds, *row.unsure_cuda)
         text = f"{name} was {'' if exists else 'never '}built for CUDA {base}"
-        yield (
-            good(place, text) if exists else bad(place, f"{text}: there is no such image", f"CUDA {row.cuda}")
-        )
+        yield (good(place, text) if exists else bad(place, f"{text}: there is no such image", f"CUDA {row.cuda}"))
     elif place == stage:
         yield good(place, f"{name} comes with the base and is built for its CUDA")
     elif row is None:
@@ -191,9 +189,7 @@ def transformers(subject: Subject) -> Iterator[Verdict]:
             yield good(of(package), f"transformers {release} works with torch {wanted} and newer")
 
 
-@rule(
-    "torch-pins", "pip replaces torch by the one that a package requires, or the package fails at its import"
-)
+@rule("torch-pins", "pip replaces torch by the one that a package requires, or the package fails at its import")
 def torch_pins(subject: Subject) -> Iterator[Verdict]:
     """torch is the release that xformers, vLLM and bitsandbytes require, and triton the one of torch.
 

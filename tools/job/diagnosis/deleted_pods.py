@@ -15,9 +15,7 @@ from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
 
 # The event of training-operator v1.9.4 about a failed container, with the container's termination message.
-EXIT_EVENT = re.compile(
-    r"^Error pod (\S+) container \S+ exitCode: (-?\d+) terminated message: ?(.*)$", re.DOTALL
-)
+EXIT_EVENT = re.compile(r"^Error pod (\S+) container \S+ exitCode: (-?\d+) terminated message: ?(.*)$", re.DOTALL)
 # The kubelet's event about a container that containerd could not start.
 START_EVENT = re.compile(r"^Error: failed to (?:create containerd task|start container)")
 INCIDENT = 900.0  # seconds before the job's end in which a failure may have led to it

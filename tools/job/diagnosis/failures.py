@@ -17,9 +17,7 @@ from tools.kube.manifests import Object
 from training.run.failure import Failure
 from training.run.failure import cause as first_of
 
-WAITS_FOR_MASTER = (
-    "init-pytorch"  # the operator's init container: it fails if the master's name does not resolve
-)
+WAITS_FOR_MASTER = "init-pytorch"  # the operator's init container: it fails if the master's name does not resolve
 PROBE_LAG = 120.0  # seconds from a kubelet's event to the end of the container, with its grace period
 METRICS_LAG = 5.0  # seconds after a step's end in which its metrics are written
 # Ends of a process without its own fault. An unhealthy node explains them.

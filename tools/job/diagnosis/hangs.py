@@ -138,8 +138,7 @@ def hang(snapshot: Snapshot) -> Iterator[Cause]:
     if 1 < len(late) == len(beats) and together and max(beat.time for beat in beats) - behind.time < TOGETHER:
         summary, rank = f"all {len(beats)} ranks hang while {behind.phase}", None
         evidence = [
-            f"no heartbeat of any rank for {duration(silent)} in {where}"
-            f" (limit {duration(limits.for_(behind))})",
+            f"no heartbeat of any rank for {duration(silent)} in {where} (limit {duration(limits.for_(behind))})",
             "all stopped at the same time, so the heartbeats do not tell which rank holds the others up",
         ]
     yield Cause("hang", Layer.HUNG, summary, evidence, behind.host, rank, epoch(behind.time))
@@ -153,9 +152,7 @@ def kept_alive(snapshot: Snapshot) -> Iterator[Cause]:
     for pod in pods:
         name = pod.container.get("name")
         statuses = pod.status.get("containerStatuses") or []
-        others = [
-            one["name"] for one in statuses if one["name"] != name and "running" in (one.get("state") or {})
-        ]
+        others = [one["name"] for one in statuses if one["name"] != name and "running" in (one.get("state") or {})]
         at = pod.end.at if pod.end else None
         if others and (snapshot.age(at) or 0.0) > WINDS_DOWN:
             summary = f"the training has ended, and the container {others[0]} keeps {pod.short} running"

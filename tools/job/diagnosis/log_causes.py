@@ -134,14 +134,10 @@ def _at_the_end(lines: list[Line], reports: list[Report]) -> Found | None:
         return None
     named = ((kind, one) for one in near if (kind := log_topics.of(one)))
     kind, shown = next(named, ("crash", min(near, key=lambda one: one.weight)))
-    return Found(
-        kind, shown.line, shown.line.rank, weight=shown.weight, vague=True, text=shown.text, unsure=True
-    )
+    return Found(kind, shown.line, shown.line.rank, weight=shown.weight, vague=True, text=shown.text, unsure=True)
 
 
-def _in_any_line(
-    lines: list[Line], skipped: list[re.Pattern[str]], wanted: Callable[[Found], bool]
-) -> Found | None:
+def _in_any_line(lines: list[Line], skipped: list[re.Pattern[str]], wanted: Callable[[Found], bool]) -> Found | None:
     """Return the last line with a known and wanted cause, of any level, that no pattern skips."""
     texts = ((line, log_failures.bare(line)) for line in reversed(lines))
     bare = ((line, text) for line, text in texts if not any(skip.search(text) for skip in skipped))

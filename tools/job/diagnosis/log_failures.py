@@ -205,9 +205,7 @@ def _message(first: str, following: list[Line], prefix: str, boxed: bool) -> Ite
     marked = form("torch_rank").search(prefix)
     body = first
     for line in following:
-        last = (
-            body.rstrip().endswith(":") or body.startswith("Last error:") or (boxed and len(body) > WRAPPED)
-        )
+        last = body.rstrip().endswith(":") or body.startswith("Last error:") or (boxed and len(body) > WRAPPED)
         body = line.text.removeprefix(prefix)
         new = (
             form("begin").search(body)

@@ -121,9 +121,7 @@ def _without_failure(logs: list[LogFile], code: int | None, checked: list[str]) 
     if code:
         last = next((line for log in logs for line in reversed(log.lines) if line.text.strip()), None)
         evidence = [short(f"exit code {code}, last line: {mask(last.text.strip()) if last else 'none'}")]
-        cause = exit_codes.failure(
-            kind or ("command" if code in (126, 127) else "crash"), "the process", evidence, ""
-        )
+        cause = exit_codes.failure(kind or ("command" if code in (126, 127) else "crash"), "the process", evidence, "")
         return Explanation(
             State.FAIL,
             cause.summary,

@@ -44,8 +44,7 @@ def document() -> dict[str, list[dict[str, Any]]]:
 def classes() -> tuple[Row, ...]:
     """Return the classes of failure in order: the first that matches a report counts."""
     return tuple(
-        Row(row["class"], _any_of(row["patterns"]), tuple(map(_sign, row["patterns"])))
-        for row in document()["classes"]
+        Row(row["class"], _any_of(row["patterns"]), tuple(map(_sign, row["patterns"]))) for row in document()["classes"]
     )
 
 

@@ -50,9 +50,7 @@ def look(lines: list[Line], cut: bool) -> Look:
 
 def _continued(lines: list[Line]) -> bool:
     """Return whether steps follow, in whatever form: lines of work with numbers, which are not all equal."""
-    work = (
-        line.text for line in lines if form("busy").search(line.text) and any(map(str.isdigit, line.text))
-    )
+    work = (line.text for line in lines if form("busy").search(line.text) and any(map(str.isdigit, line.text)))
     return len(set(itertools.islice(work, 10 * WORKED))) >= WORKED
 
 

@@ -183,9 +183,7 @@ def _allocatable(node: Object) -> dict[str, Decimal]:
 def _other_accelerators(resource: str, allocatable: dict[str, Decimal]) -> str:
     """Return which accelerators a node has instead: slices of another size, say."""
     others = [
-        name
-        for name in sorted(allocatable)
-        if is_accelerator(name) and name != resource and allocatable[name] > 0
+        name for name in sorted(allocatable) if is_accelerator(name) and name != resource and allocatable[name] > 0
     ]
     if not is_accelerator(resource) or not others:
         return ""
@@ -243,6 +241,4 @@ def _affine(term: Object, owner: Object, other: Object) -> bool:
     names, selector = term.get("namespaces") or [], term.get("namespaceSelector")
     namespace = other["metadata"].get("namespace")
     own = not names and selector is None and namespace == owner["metadata"].get("namespace")
-    return (own or selector == {} or namespace in names) and selects(
-        term.get("labelSelector"), labels_of(other)
-    )
+    return (own or selector == {} or namespace in names) and selects(term.get("labelSelector"), labels_of(other))

@@ -20,17 +20,13 @@ from tools.kube.selectors import labels_of
 INCIDENT = 900.0  # seconds before a failure in which an event of the node may explain it
 PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
 # Messages and reasons about accelerators. The agents write NvidiaXID79Error or NeuronHBMUncorrectableError.
-ACCELERATOR = re.compile(
-    r"(?i)\bxid|nvidia|nvlink|nvswitch|\bgpus?\b|accelerat|neuron|dcgm|double.bit|\becc\b"
-)
+ACCELERATOR = re.compile(r"(?i)\bxid|nvidia|nvlink|nvswitch|\bgpus?\b|accelerat|neuron|dcgm|double.bit|\becc\b")
 # Conditions that are bad when True. Others are good when True, such as EtcdIsVoter of k3s.
 PROBLEM = re.compile(
     r"(?i)deadlock|corrupt|read-?only|unhealthy|problem|error|fail|frequent|xid|lost|oops|hung|degraded"
 )
 # Harmless events: a device plugin starts, a node is ready again.
-GOOD = re.compile(
-    r"(?i)IsReady|NodeReady\b|NodeHas(?:Sufficient|No)|Registered|Starting|Monitoring is active"
-)
+GOOD = re.compile(r"(?i)IsReady|NodeReady\b|NodeHas(?:Sufficient|No)|Registered|Starting|Monitoring is active")
 LOST = re.compile(r"NodeNotReady|Rebooted|Shutdown|(?:Deleting|Removing)Node|(?i:interrupt|terminat|reclaim)")
 
 

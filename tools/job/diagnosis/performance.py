@@ -78,9 +78,7 @@ def lost(records: list[Record]) -> Iterator[Cause]:
         return
     last = losses[-NO_GRADIENT:]
     if len(last) == NO_GRADIENT and all(math.isnan(record.grad_norm or 0.0) for record in last):
-        evidence = [
-            f"step {one.step}: loss {one.loss}, gradient norm {one.grad_norm}" for one in last[-LOST:]
-        ]
+        evidence = [f"step {one.step}: loss {one.loss}, gradient norm {one.grad_norm}" for one in last[-LOST:]]
         summary = "the gradients are no longer finite, and the run continues"
         yield Cause("nan", Layer.FAILED, summary, evidence)
 

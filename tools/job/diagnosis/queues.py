@@ -77,10 +77,7 @@ def _said(workload: Object) -> tuple[list[str], str | None]:
         why = [short(f"{one.get('reason')}: {one.get('message', '')}") for one in told[-1:]]
         return [line, *why], "fix what it says, then set spec.active of the Workload to true"
     checks = [one for one in status.get("admissionChecks") or [] if one.get("state") != "Ready"]
-    lines = [
-        short(f"admission check {one['name']}: {one.get('state')}: {one.get('message', '')}")
-        for one in checks
-    ]
+    lines = [short(f"admission check {one['name']}: {one.get('state')}: {one.get('message', '')}") for one in checks]
     for one in status.get("conditions") or []:
         waits = one["type"] in ("QuotaReserved", "Admitted") and one["status"] != "True"
         if waits or (one["type"] == "Evicted" and one["status"] == "True"):
@@ -167,11 +164,7 @@ def gang_waits(snapshot: Snapshot) -> Iterator[Cause]:
         return
     status = gang.get("status") or {}
     conditions = [*(status.get("conditions") or []), *(status.get("schedulingConditions") or [])]
-    said = [
-        one
-        for one in conditions
-        if "nschedulable" in str(one.get("type")) and one.get("status", "True") == "True"
-    ]
+    said = [one for one in conditions if "nschedulable" in str(one.get("type")) and one.get("status", "True") == "True"]
     if status.get("phase") not in WAITS or not (said or status.get("phase") == "Pending"):
         return
     told = [short(f"{one.get('reason') or one['type']}: {one.get('message', '')}") for one in said[-1:]]

@@ -54,9 +54,7 @@ def claims(snapshot: Snapshot) -> Iterator[Cause]:
 def _unbound(snapshot: Snapshot, pod: JobPod, claim: Object) -> Iterator[Cause]:
     """A claim without a volume is a cause, unless its class waits for the pod to have a node."""
     name = claim["metadata"]["name"]
-    events = [
-        event for event in snapshot.events("PersistentVolumeClaim", name) if event.get("type") == "Warning"
-    ]
+    events = [event for event in snapshot.events("PersistentVolumeClaim", name) if event.get("type") == "Warning"]
     said = [short(f"event: {event.get('message', '')}") for event in events[-1:]]
     classes = {item["metadata"]["name"]: item for item in snapshot.of("StorageClass")}
     wanted = _class_of(snapshot, claim)
@@ -114,9 +112,7 @@ def scheduler(snapshot: Snapshot) -> Iterator[Cause]:
         age = snapshot.age(pod.created) or 0.0
         if pod.condition("PodScheduled") is None and age > PATIENCE and not pod.spec.get("schedulingGates"):
             name = pod.spec.get("schedulerName", "default-scheduler")
-            evidence = [
-                f"{pod.short}: spec.schedulerName {name}, no PodScheduled condition in {duration(age)}"
-            ]
+            evidence = [f"{pod.short}: spec.schedulerName {name}, no PodScheduled condition in {duration(age)}"]
             summary = f"the scheduler {name} has not looked at the pods"
             yield Cause("scheduler-absent", Layer.BLOCKED, summary, evidence, pod.name)
             return

@@ -25,9 +25,7 @@ class Sign:
 @functools.cache
 def tables() -> dict[str, tuple[Sign, ...]]:
     """Return the signs by the name of their table. The file is read when the first message is."""
-    return {
-        name: tuple(_sign(**row) for row in rows) for name, rows in load("job/diagnosis/signs.yaml").items()
-    }
+    return {name: tuple(_sign(**row) for row in rows) for name, rows in load("job/diagnosis/signs.yaml").items()}
 
 
 def _sign(match: str | list[str], **values: str) -> Sign:

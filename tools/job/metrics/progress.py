@@ -51,9 +51,7 @@ def of(snapshot: Snapshot) -> Progress:
     """Return the progress in a snapshot: from the run's files, else from the logs."""
     run = snapshot.run or {}
     now = epoch(float(run["now"])) if "now" in run else snapshot.taken
-    beats = sorted(
-        filter(None, map(_beat, (run.get("heartbeats") or {}).values())), key=lambda beat: beat.rank
-    )
+    beats = sorted(filter(None, map(_beat, (run.get("heartbeats") or {}).values())), key=lambda beat: beat.rank)
     records = series.from_jsonl(run.get("metrics") or [])
     if records or beats:
         return Progress("the run's own files", records, beats, now)

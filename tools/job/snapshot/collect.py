@@ -23,9 +23,7 @@ NODE_EVENTS = "events of nodes"
 CLUSTER_NAMESPACE = "default"  # holds the events about objects without a namespace
 
 
-def find(
-    kubectl: Kubectl, text: str | None, *, logs: bool = True, run: bool = True
-) -> tuple[Kubectl, Snapshot]:
+def find(kubectl: Kubectl, text: str | None, *, logs: bool = True, run: bool = True) -> tuple[Kubectl, Snapshot]:
     """Collect the job that `text` names; the returned Kubectl is in the job's namespace."""
     snapshot = collect(kubectl, lookup.find(kubectl, text), logs=logs, run=run)
     return Kubectl(kubectl.context, snapshot.namespace), snapshot
@@ -97,10 +95,7 @@ def _further(
     if waits and any("nodeclaim/" in str(event.get("message")) for event in objects["Event"]):
         wanted["NodeClaim"] = "nodeclaims.karpenter.sh"
     everywhere = ("--all-namespaces",)
-    found = {
-        kind: (resource, *(everywhere if kind == "ResourceClaim" else ()))
-        for kind, resource in wanted.items()
-    }
+    found = {kind: (resource, *(everywhere if kind == "ResourceClaim" else ())) for kind, resource in wanted.items()}
     if job.kind in ("JobSet", "TrainJob"):  # events about refused pods are those of a JobSet's Jobs
         found["Job"] = ("jobs.batch", command_line.selector(JOBSET_LABEL, job.name))
     return found

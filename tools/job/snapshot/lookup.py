@@ -183,9 +183,7 @@ def in_namespace(kubectl: Kubectl) -> Kubectl:
         return kubectl
     done = kubectl.run("config", "view", "--minify", "--output=jsonpath={..namespace}")
     if "current-context must exist" in done.stderr:
-        hint = (
-            "`yard cluster kubeconfig CLUSTER --use` adds one; `kubectl config use-context NAME` chooses one"
-        )
+        hint = "`yard cluster kubeconfig CLUSTER --use` adds one; `kubectl config use-context NAME` chooses one"
         raise UserError("no kubeconfig with a current context", hint, CANNOT_SEE)
     if done.returncode != 0:
         raise failure("config", done.stderr)

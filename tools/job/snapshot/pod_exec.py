@@ -17,9 +17,7 @@ def in_pod(
     """Run a command in a pod's training container and return its output; UserError if it fails."""
     options = ["--stdin"] if stdin is not None else []
     container = f"--container={pod.container_name}"
-    return kubectl.text(
-        "exec", container, *options, names=[pod.name], command=words, stdin=stdin, seconds=seconds
-    )
+    return kubectl.text("exec", container, *options, names=[pod.name], command=words, stdin=stdin, seconds=seconds)
 
 
 def run_directory(kubectl: Kubectl, pods: list[JobPod], unseen: dict[str, str]) -> Object | None:

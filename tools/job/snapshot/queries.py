@@ -21,9 +21,7 @@ class Queries:
         self.objects: dict[str, list[Object]] = {}
         self.unseen: dict[str, str] = {}
 
-    def ask(
-        self, single: dict[str, tuple[str, ...]], groups: Iterable[dict[str, str]] = (), *options: str
-    ) -> None:
+    def ask(self, single: dict[str, tuple[str, ...]], groups: Iterable[dict[str, str]] = (), *options: str) -> None:
         """Ask for single kinds by their kubectl arguments, and once for each group of kinds.
 
         A group has resources by kind (`Node`), or by kind and API group where kinds have the same name.

@@ -105,17 +105,13 @@ def save_time(subject: Subject) -> Iterator[Verdict]:
         size = BYTES_SAVED * trainable_parameters(loaded.model, loaded.lora)
         speed = template.nodes * max(one.network_mbps for one in machines) * 1e6 / 8
         need, given = size / speed, save_seconds(template)
-        value = (
-            f"{size / 2**30:,.1f} GiB over {template.nodes} x {machines[0].name}: {need:,.1f} s of {given} s"
-        )
+        value = f"{size / 2**30:,.1f} GiB over {template.nodes} x {machines[0].name}: {need:,.1f} s of {given} s"
         place = Place(template.object, f"{template.spec_path}.terminationGracePeriodSeconds", value)
         if need < given:
             yield good(place, "a checkpoint fits into the available time")
         else:
             remedy = f"PET_SHUTDOWN_TIMEOUT and the grace period well above {need:,.0f} s, or more nodes"
-            yield bad(
-                place, f"a checkpoint takes at least {need:,.0f} s, but {given} s are available", remedy
-            )
+            yield bad(place, f"a checkpoint takes at least {need:,.0f} s, but {given} s are available", remedy)
 
 
 @rule("gated-model")

@@ -43,15 +43,11 @@ def run_as_user(subject: Subject) -> Iterator[Verdict]:
             user = own.get("runAsUser", shared.get("runAsUser"))
             if not own.get("runAsNonRoot", shared.get("runAsNonRoot")):
                 continue
-            place = Place(
-                template.object, f"{path}.securityContext", {"runAsNonRoot": True, "runAsUser": user}
-            )
+            place = Place(template.object, f"{path}.securityContext", {"runAsNonRoot": True, "runAsUser": user})
             if user == 0:
                 yield bad(place, "runAsNonRoot with user 0: the container does not start", "runAsUser: 1000")
             elif user is None:
-                summary = (
-                    "runAsNonRoot without runAsUser: the container starts if the image has a numeric user"
-                )
+                summary = "runAsNonRoot without runAsUser: the container starts if the image has a numeric user"
                 yield doubtful(place, summary, "runAsUser: the number of the image's user")
             else:
                 yield good(place, f"user {user} is not root")
@@ -70,9 +66,7 @@ def read_only_root(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, "no directory for temporary files is writable", "an emptyDir at /tmp")
             continue
         wrong = [
-            name
-            for name in CACHES
-            if _is_path(values.get(name)) and not _writable(template, container, values[name])
+            name for name in CACHES if _is_path(values.get(name)) and not _writable(template, container, values[name])
         ]
         for name in wrong:
             summary = f"{name} is {values[name]}, which is not on a writable volume"
@@ -82,9 +76,7 @@ def read_only_root(subject: Subject) -> Iterator[Verdict]:
         if any(name in values for name in HOMES):
             yield good(place, "temporary files and caches are on writable volumes")
         else:
-            yield doubtful(
-                place, "caches in the image's home directory cannot be written", "HOME on an emptyDir"
-            )
+            yield doubtful(place, "caches in the image's home directory cannot be written", "HOME on an emptyDir")
 
 
 def _is_path(value: str | None) -> bool:

@@ -22,9 +22,7 @@ ENV_MARK = re.compile(f"(?<![$\\\\]){NAME_MARK}|{HELM_MARK}|{BLANK_MARK}")
 FIELD_MARK = re.compile(f"(?<![$\\\\]){NAME_MARK}|{ENGINE_MARK}|{BLANK_MARK}")
 OBJECT_MARK = re.compile(rf"\$\{{[A-Za-z_][^{{}}]*+\}}|{ENGINE_MARK}")
 WORD_MARK = re.compile(f"{NAME_MARK}|{ENGINE_MARK}")
-SCRIPT_MARK = re.compile(
-    r"\{\{[ \t]*+[.$]?[A-Za-z_][\w.]*+[ \t]*+\}\}|<(?:your|my|insert)[-_ ][\w -]{1,60}>", re.I
-)
+SCRIPT_MARK = re.compile(r"\{\{[ \t]*+[.$]?[A-Za-z_][\w.]*+[ \t]*+\}\}|<(?:your|my|insert)[-_ ][\w -]{1,60}>", re.I)
 KATIB = "${trialParameters."  # Katib fills it in for each trial
 ENVIRONMENT_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
@@ -108,9 +106,7 @@ def _references(
                 summary = f"$({name}) is not resolved: {_why(name, known, given)}"
                 yield bad(place, summary, "define it above, or remove the reference")
             else:
-                yield needed(
-                    good(place, f"$({name}) comes from an envFrom"), f"the variable {name}, by envFrom"
-                )
+                yield needed(good(place, f"$({name}) comes from an envFrom"), f"the variable {name}, by envFrom")
     if resolved:
         yield good(Place(template.object, path), f"{resolved} references to known variables")
 
@@ -169,9 +165,7 @@ def _mark(path: str, literal: bool, pods: bool) -> re.Pattern[str]:
 def _in_list(match: re.Match[str]) -> bool:
     """Return whether a $NAME is one of several paths, or a part of another text without braces."""
     name, text = match[0], match.string
-    return (
-        name.startswith("$") and name != text and (f":{name}" in text or f"{name}:" in text or name[1] != "{")
-    )
+    return name.startswith("$") and name != text and (f":{name}" in text or f"{name}:" in text or name[1] != "{")
 
 
 def _literal_words(container: Object) -> list[str]:
@@ -217,9 +211,7 @@ def loopback(subject: Subject) -> Iterator[Verdict]:
                 continue
             place = Place(template.object, f"{path}.env[{name}]", value)
             if value.lstrip("=").split(",")[0] == "lo":
-                yield bad(
-                    place, f"{name} is loopback in a job of {template.nodes} pods", "eth0, or remove it"
-                )
+                yield bad(place, f"{name} is loopback in a job of {template.nodes} pods", "eth0, or remove it")
             else:
                 yield good(place, "not the loopback interface")
 

@@ -148,9 +148,7 @@ def readiness(subject: Subject) -> Iterator[Verdict]:
         if container.get("readinessProbe") is None:
             yield good(place, "the pods have their names immediately")
         else:
-            yield bad(
-                place, "the rendezvous waits for a name that the probe withholds", "use a livenessProbe"
-            )
+            yield bad(place, "the rendezvous waits for a name that the probe withholds", "use a livenessProbe")
 
 
 @rule("old-labels")
@@ -192,9 +190,7 @@ def auto_resume(subject: Subject) -> Iterator[Verdict]:
             summary = f"auto-resume needs restartPolicy OnFailure, not {', '.join(policies)}"
             yield bad(place, summary, "restartPolicy: OnFailure")
         elif namespace is None:
-            yield good(
-                place, "the conditions are met in the namespace kubeflow, or one that begins with hyperpod"
-            )
+            yield good(place, "the conditions are met in the namespace kubeflow, or one that begins with hyperpod")
         elif namespace != "kubeflow" and not namespace.startswith("hyperpod"):
             yield bad(place, f"HyperPod does not watch namespace {namespace}", "namespace: kubeflow")
         else:
@@ -212,9 +208,7 @@ def queue_owner(subject: Subject) -> Iterator[Verdict]:
         if value is None:
             yield good(place, f"the queue {queue} controls suspend")
         else:
-            yield bad(
-                place, f"suspend: {str(value).lower()} conflicts with the queue {queue}", "remove suspend"
-            )
+            yield bad(place, f"suspend: {str(value).lower()} conflicts with the queue {queue}", "remove suspend")
 
 
 @rule("suspended")
@@ -238,9 +232,7 @@ def signals(subject: Subject) -> Iterator[Verdict]:
         if found.signalled:
             yield good(place, f"{found.launcher} receives SIGTERM: {found.why}")
         elif found.signalled is None:
-            yield unclear(
-                place, f"whether {_launcher(found)} receives SIGTERM is not known: {_why(found)}", EXEC
-            )
+            yield unclear(place, f"whether {_launcher(found)} receives SIGTERM is not known: {_why(found)}", EXEC)
         else:
             yield bad(place, f"{found.launcher} does not receive SIGTERM: {found.why}", EXEC)
 

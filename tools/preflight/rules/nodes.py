@@ -14,9 +14,7 @@ from tools.kube.selectors import node_terms
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import INSTANCE_LABELS, Subject, Template
 
-TYPE_NAME = re.compile(
-    r"[a-z]+[0-9][a-z0-9-]*\.(nano|micro|small|medium|large|xlarge|[0-9]+xlarge|metal(-[0-9]+xl)?)"
-)
+TYPE_NAME = re.compile(r"[a-z]+[0-9][a-z0-9-]*\.(nano|micro|small|medium|large|xlarge|[0-9]+xlarge|metal(-[0-9]+xl)?)")
 ALMOST = 0.85  # similarity of a misspelt label to the right one
 ARCH_LABELS = ("kubernetes.io/arch", "beta.kubernetes.io/arch")
 ARCHITECTURES = {"arm64": "arm64", "aarch64": "arm64", "amd64": "amd64", "x86_64": "amd64", "x86-64": "amd64"}
@@ -85,9 +83,7 @@ def architecture(subject: Subject) -> Iterator[Verdict]:
         for path, container in template.containers():
             image = str(container.get("image") or "")
             built = {
-                value
-                for key, value in ARCHITECTURES.items()
-                if re.search(rf"(?<![a-z0-9]){key}(?![a-z0-9])", image)
+                value for key, value in ARCHITECTURES.items() if re.search(rf"(?<![a-z0-9]){key}(?![a-z0-9])", image)
             }
             if len(built) != 1 or not nodes:
                 continue
@@ -157,8 +153,4 @@ def _label_fault(key: str, values: list[str]) -> tuple[str, str]:
     match = _nearest_label(key)
     if match:
         return f"no node has the label {key}", f"did you mean {match}?"
-    return (
-        (f"{key} is not a label that Kubernetes or its providers set", "")
-        if key.startswith(RESERVED)
-        else ("", "")
-    )
+    return (f"{key} is not a label that Kubernetes or its providers set", "") if key.startswith(RESERVED) else ("", "")

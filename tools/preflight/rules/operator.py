@@ -15,9 +15,7 @@ def types(subject: Subject) -> Iterator[Verdict]:
         remedy = "add the field" if fault.wanted == "set" else f"use {fault.wanted}"
         yield bad(Place(title(item), fault.path, fault.value), f"{fault.path} must be {fault.wanted}", remedy)
     for template in subject.templates:
-        yield good(
-            Place(template.object, template.spec_path), "the pod has the types that Kubernetes expects"
-        )
+        yield good(Place(template.object, template.spec_path), "the pod has the types that Kubernetes expects")
 
 
 @rule("api-version")
@@ -118,9 +116,7 @@ def elastic_flags(subject: Subject) -> Iterator[Verdict]:
             continue
         torchrun = job.analysis.nodes[0].launch.torchrun
         given = [] if torchrun is None else [word for word in torchrun.words if word.startswith("--nnodes")]
-        place = Place(
-            job.object, "spec.elasticPolicy", f"{low} to {high}; {' '.join(given) or 'no --nnodes'}"
-        )
+        place = Place(job.object, "spec.elasticPolicy", f"{low} to {high}; {' '.join(given) or 'no --nnodes'}")
         if given and ":" not in "".join(torchrun.words if torchrun else []):
             yield bad(place, f"{given[0]} turns elasticity off", "remove --nnodes from the command")
         else:

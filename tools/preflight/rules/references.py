@@ -60,9 +60,7 @@ def _twice(template: Template, what: str, names: Iterable[str]) -> Iterator[Verd
 
 @rule("references")
 def references(subject: Subject) -> Iterator[Verdict]:
-    candidates = {
-        kind: _Candidates(subject, kind) for kind in ("PersistentVolumeClaim", "ConfigMap", "Secret")
-    }
+    candidates = {kind: _Candidates(subject, kind) for kind in ("PersistentVolumeClaim", "ConfigMap", "Secret")}
     for template in subject.templates:
         known = {kind: subject.named(kind, template.namespace) for kind in candidates}
         for kind, name, path, key, optional in _wanted(template):
@@ -172,9 +170,7 @@ def service_account(subject: Subject) -> Iterator[Verdict]:
         name, namespace = name_of(item), item["metadata"].get("namespace") or ""
         role = (item["metadata"].get("annotations") or {}).get(ROLE)
         place = Place(title(item), "metadata.name", f"{name}{f' with role {role}' if role else ''}")
-        others = [
-            space for space, user in used if user == name and space and namespace and space != namespace
-        ]
+        others = [space for space, user in used if user == name and space and namespace and space != namespace]
         if name in names and others:
             summary = f"it is in namespace {namespace}, its pods in {others[0]}"
             yield bad(place, summary, "put both into one namespace")
@@ -199,8 +195,6 @@ def object_twice(subject: Subject) -> Iterator[Verdict]:
         if len(items) == 1:
             yield good(place, "it occurs once")
         elif all(item == items[0] for item in items):
-            yield doubtful(
-                place, f"{kind} {name} occurs {len(items)} times, with the same content", "keep one"
-            )
+            yield doubtful(place, f"{kind} {name} occurs {len(items)} times, with the same content", "keep one")
         else:
             yield bad(place, f"{kind} {name} occurs {len(items)} times", "keep one")

@@ -205,19 +205,13 @@ def backend(subject: Subject) -> Iterator[Verdict]:
         devices = {one.role: _device_names(one) for one in ranks}
         named = {(option(words(one.trainer()[1]), BACKEND) or ("", ""))[1].lower() for one in ranks} - {""}
         named = named or _initialised(subject, job)
-        listed = ", ".join(
-            f"{role or 'pods'} {'+'.join(sorted(names)) or 'none'}" for role, names in devices.items()
-        )
+        listed = ", ".join(f"{role or 'pods'} {'+'.join(sorted(names)) or 'none'}" for role, names in devices.items())
         place = Place(job.object, "spec", listed)
         if len({frozenset(names) for names in devices.values()}) > 1:
             if named == {"nccl"}:
-                yield bad(
-                    place, f"the backend nccl, and devices differ: {listed}", "the same devices in each"
-                )
+                yield bad(place, f"the backend nccl, and devices differ: {listed}", "the same devices in each")
             elif not named & {"gloo", "mpi"}:
-                yield doubtful(
-                    place, f"devices differ between the pods: {listed}", "the same devices in each"
-                )
+                yield doubtful(place, f"devices differ between the pods: {listed}", "the same devices in each")
         elif named == {"nccl"} and not any(devices.values()):
             yield bad(place, "the backend nccl, and no pod requests a device", "request GPUs, or use gloo")
         elif named or any(devices.values()):
@@ -225,9 +219,7 @@ def backend(subject: Subject) -> Iterator[Verdict]:
 
 
 BACKEND = ("backend", "dist-backend", "distributed-backend", "ddp-backend")
-INITIALISED = re.compile(
-    r"init_process_group\(\s{0,40}(?:backend\s{0,4}=\s{0,4})?[\"'](\w{1,20})[\"']\s{0,40}[,)]"
-)
+INITIALISED = re.compile(r"init_process_group\(\s{0,40}(?:backend\s{0,4}=\s{0,4})?[\"'](\w{1,20})[\"']\s{0,40}[,)]")
 
 
 def _initialised(subject: Subject, job: Job) -> set[str]:
@@ -239,9 +231,7 @@ def _initialised(subject: Subject, job: Job) -> set[str]:
 
 def _device_names(template: Template) -> set[str]:
     """Return the names of the devices that a pod requests; network interfaces and huge pages are none."""
-    names = {
-        name for name in template.requests if extended(name) and not name.startswith(("hugepages-", EFA))
-    }
+    names = {name for name in template.requests if extended(name) and not name.startswith(("hugepages-", EFA))}
     names = {name for name in names if "rdma" not in name}
     return names | ({"resource claims"} if template.spec.get("resourceClaims") else set())
 
@@ -280,9 +270,7 @@ def _devices_for_processes(template: Template) -> Decimal | None:
 def shm(subject: Subject) -> Iterator[Verdict]:
     for template in subject.training():
         path, container = template.trainer()
-        mounts = {
-            mount["mountPath"].rstrip("/"): mount["name"] for mount in container.get("volumeMounts") or []
-        }
+        mounts = {mount["mountPath"].rstrip("/"): mount["name"] for mount in container.get("volumeMounts") or []}
         volume = template.volumes().get(mounts.get("/dev/shm", ""))
         if volume is None:
             if "/dev/shm" not in mounts and template.accelerators()[1] >= 2:

@@ -38,9 +38,7 @@ def _on_host(subject: Subject) -> Iterator[Template]:
 @rule("host-path")
 def host_path(subject: Subject) -> Iterator[Verdict]:
     for template in _on_host(subject):
-        sources = {
-            name: volume["hostPath"] for name, volume in template.volumes().items() if volume.get("hostPath")
-        }
+        sources = {name: volume["hostPath"] for name, volume in template.volumes().items() if volume.get("hostPath")}
         for name, source in sources.items():
             place = Place(template.object, f"{template.spec_path}.volumes[{name}].hostPath", source["path"])
             memory = source["path"].rstrip("/") == "/dev/shm"
@@ -217,9 +215,7 @@ def network_policy_rule(subject: Subject) -> Iterator[Verdict]:
                 yield from _joined(template, labels, there, direction)
 
 
-def _joined(
-    template: Template, labels: dict[str, str], there: list[Object], direction: str
-) -> Iterator[Verdict]:
+def _joined(template: Template, labels: dict[str, str], there: list[Object], direction: str) -> Iterator[Verdict]:
     """Yield whether the policies of one direction let the pods of a job reach each other."""
     policies = [item for item in there if network_policy.applies(item, direction, labels)]
     admitted = any(network_policy.admits(policy, direction, labels) for policy in policies)
@@ -239,9 +235,7 @@ def _unfenced(template: Template, labels: dict[str, str], there: list[Object]) -
     policies = [item for item in there if network_policy.applies(item, "Ingress", labels)]
     remedy = "a NetworkPolicy that admits only the job's own pods, such as base/pytorchjob/networkpolicy.yaml"
     if not policies and there:
-        yield doubtful(
-            place, "no NetworkPolicy of this manifest selects the pods: every pod reaches them", remedy
-        )
+        yield doubtful(place, "no NetworkPolicy of this manifest selects the pods: every pod reaches them", remedy)
     elif not policies:
         yield doubtful(place, "without a NetworkPolicy, every pod of the cluster reaches these pods", remedy)
     ports = template.trainer()[1].get("ports") or []

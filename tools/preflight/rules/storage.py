@@ -77,9 +77,7 @@ def _directory(container: Object) -> tuple[str, str] | None:
 
 def _is_path(name: str, value: str) -> bool:
     """Return whether an option's value is a path: `--save true` is not, `--checkpoint-dir out` is."""
-    return any(mark in value for mark in "/$") or any(
-        word in name for word in ("dir", "path", "folder", "file")
-    )
+    return any(mark in value for mark in "/$") or any(word in name for word in ("dir", "path", "folder", "file"))
 
 
 def storage(template: Template, container: Object, directory: str) -> str:
@@ -140,8 +138,7 @@ def _without(claim: str, template: Template, subject: Subject) -> int:
     """Return how many pods of a template's job do not use a claim."""
     ranks = [one for one in subject.templates_of(template.item) if one.training]
     used = [
-        {(one.get("persistentVolumeClaim") or {}).get("claimName") for one in rank.volumes().values()}
-        for rank in ranks
+        {(one.get("persistentVolumeClaim") or {}).get("claimName") for one in rank.volumes().values()} for rank in ranks
     ]
     return sum(rank.replicas for rank, claims in zip(ranks, used, strict=True) if claim not in claims)
 

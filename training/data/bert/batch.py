@@ -63,9 +63,7 @@ class PairBatch:
         return int(self.lengths[self.random_next != NO_LABEL].sum())
 
 
-def collate(
-    samples: list[Sample], counted: npt.NDArray[np.bool_], length: int, most: int, pad: int
-) -> PairBatch:
+def collate(samples: list[Sample], counted: npt.NDArray[np.bool_], length: int, most: int, pad: int) -> PairBatch:
     """Collate samples; rows that are not `counted` keep their text and lose their labels."""
     rows = len(samples)
     ids = np.full((rows, length), pad, dtype=np.int32)

@@ -161,9 +161,7 @@ def _write(
     )
 
 
-def _parts(
-    files: tuple[SourceFile, ...], heldout_fraction: float
-) -> Iterator[tuple[str, SourceFile, int, int | None]]:
+def _parts(files: tuple[SourceFile, ...], heldout_fraction: float) -> Iterator[tuple[str, SourceFile, int, int | None]]:
     """Yield (split, file, first row, row to stop before) in the files' order."""
     heldout = {file.name for file in files if _TEST.search(Path(file.name).name.lower())}
     if len(files) == 1:
@@ -247,9 +245,7 @@ def _check_shapes(path: Path, file: h5py.File, sequence_length: int, most: int) 
     for key in KEYS[:3]:
         if widths[key] != (sequence_length,):
             said = " x ".join(map(str, widths[key])) or "1"
-            raise DataError(
-                f"{path}: samples of {said} tokens in '{key}', sequence_length is {sequence_length}"
-            )
+            raise DataError(f"{path}: samples of {said} tokens in '{key}', sequence_length is {sequence_length}")
     if widths[KEYS[3]] != widths[KEYS[4]] or len(widths[KEYS[3]]) != 1:
         raise DataError(f"{path}: '{KEYS[3]}' is {widths[KEYS[3]]} wide, '{KEYS[4]}' {widths[KEYS[4]]}")
     if widths[KEYS[3]][0] > most:

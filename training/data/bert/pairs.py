@@ -105,11 +105,7 @@ class SentencePairs(MappedSplit):
         room = self._length - FRAME
         first = self._span(begin, cut)
         random_next = bool(draw.random() < 0.5)
-        second = (
-            self._elsewhere(begin, room - (first[1] - first[0]), draw)
-            if random_next
-            else self._span(cut, end)
-        )
+        second = self._elsewhere(begin, room - (first[1] - first[0]), draw) if random_next else self._span(cut, end)
         kept_first, kept_second = cut_to(first[1] - first[0], second[1] - second[0], room, draw)
         return self._read(first, kept_first), self._read(second, kept_second), random_next
 

@@ -47,9 +47,7 @@ def vocabulary_of(name: str, tokenizer: Tokenizer) -> Vocabulary:
         raise DataError(f"tokenizer {name} has a token with an id of {max(ids.values())}")
     missing = [token for token in (PAD, CLASS, SEPARATOR, MASK) if token not in ids]
     if missing:
-        raise DataError(
-            f"tokenizer {name} lacks {', '.join(missing)}: BERT's tokenizer has {', '.join(SPECIAL)}"
-        )
+        raise DataError(f"tokenizer {name} lacks {', '.join(missing)}: BERT's tokenizer has {', '.join(SPECIAL)}")
     special = {ids[token] for token in SPECIAL if token in ids}
     inside = np.zeros(max(ids.values()) + 1, dtype=bool)
     inside[[number for token, number in ids.items() if token.startswith(INSIDE)]] = True

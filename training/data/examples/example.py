@@ -123,9 +123,7 @@ def _history(where: str, value: object) -> list[tuple[str, str]]:
     if not isinstance(value, list) or not all(isinstance(part, list) and len(part) == 2 for part in value):
         raise BadRow(f"{where}: field '{HISTORY}' is not a list of pairs of instruction and answer")
     roles = ("user", ASSISTANT)
-    return [
-        (role, _text(where, HISTORY, text)) for pair in value for role, text in zip(roles, pair, strict=True)
-    ]
+    return [(role, _text(where, HISTORY, text)) for pair in value for role, text in zip(roles, pair, strict=True)]
 
 
 def _system(where: str, row: dict[str, Any]) -> tuple[Message, ...]:

@@ -38,8 +38,7 @@ class ExampleDataset:
         self._stream, self.sequence_length = stream, sequence_length
         self.directory = stream.directory
         self._learned, self._order, self._samples = (
-            np.load(self.directory / name(split), mmap_mode="r")
-            for name in (learned_file, order_file, samples_file)
+            np.load(self.directory / name(split), mmap_mode="r") for name in (learned_file, order_file, samples_file)
         )
 
     @classmethod
@@ -95,9 +94,7 @@ class ExampleDataset:
         """
         chosen = np.asarray(indices, dtype=np.int64)
         if np.any((chosen < PADDING) | (chosen >= len(self))):
-            raise IndexError(
-                f"sample indices {chosen.min()} to {chosen.max()} are not all in [0, {len(self)})"
-            )
+            raise IndexError(f"sample indices {chosen.min()} to {chosen.max()} are not all in [0, {len(self)})")
         shape = len(chosen), self.sequence_length
         ids, labels = np.zeros(shape, np.int64), np.full(shape, NO_LABEL, np.int64)
         positions, documents = np.zeros(shape, np.int64), np.zeros(shape, np.int64)

@@ -163,9 +163,7 @@ def _build(plan: Plan, directory: Path, reporter: Reporter) -> str:
             reporter.tick(lambda: f"encoded {sum(w.examples for w in writers.values()):,} examples")
         for split, writer in writers.items():
             if not writer.examples:
-                raise DataError(
-                    f"data source {plan.settings.source}: no {split} example is left ({_words(counts)})"
-                )
+                raise DataError(f"data source {plan.settings.source}: no {split} example is left ({_words(counts)})")
         length, packing = plan.settings.sequence_length, plan.settings.packing
         splits = reporter.during(
             lambda: {name: writer.finish(length, packing) for name, writer in writers.items()},
@@ -231,8 +229,7 @@ def _scan(plan: Plan, reporter: Reporter) -> int:
         found = "no example" if most < 0 else "only one example, or copies of one"
         left_out = f" ({counts['bad_rows']:,} bad rows left out)" if counts["bad_rows"] else ""
         raise DataError(
-            f"data source {plan.settings.source}: {found}{left_out}; at least two are needed, "
-            "because one is held out"
+            f"data source {plan.settings.source}: {found}{left_out}; at least two are needed, because one is held out"
         )
     return min(max(below, least + 1), most)
 

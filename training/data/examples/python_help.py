@@ -62,9 +62,7 @@ def _module(file: SourceFile) -> Iterator[tuple[str, list[Message]]]:
     yield from _definitions(tree, module, module)
 
 
-def _definitions(
-    node: ast.Module | ast.ClassDef, prefix: str, module: str
-) -> Iterator[tuple[str, list[Message]]]:
+def _definitions(node: ast.Module | ast.ClassDef, prefix: str, module: str) -> Iterator[tuple[str, list[Message]]]:
     for item in node.body:
         if isinstance(item, ast.ClassDef):
             yield from _definitions(item, f"{prefix}.{item.name}", module)

@@ -74,9 +74,7 @@ def _with_rows(source: Source) -> tuple[Source, int]:
             return replace(source, files=rows), len(source.files) - len(rows)
     for file in source.files:
         if file.name.lower().endswith(OTHER_TABLES):
-            raise DataError(
-                f"{file.path}: cannot be read as rows; convert it to .jsonl, .json, .csv or .parquet"
-            )
+            raise DataError(f"{file.path}: cannot be read as rows; convert it to .jsonl, .json, .csv or .parquet")
     return source, 0
 
 

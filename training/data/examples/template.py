@@ -74,9 +74,7 @@ class ChatTemplate:
         except BadRow as error:
             raise DataError(str(error)) from None
 
-    def render(
-        self, messages: Sequence[Message], add_generation_prompt: bool = False, tools: Tools = ()
-    ) -> str:
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = False, tools: Tools = ()) -> str:
         """Return the messages as one text; BadRow if the template refuses them."""
         return self._rendered(messages, tools, add_generation_prompt=add_generation_prompt)[0]
 
@@ -139,14 +137,10 @@ class ChatTemplate:
         text, spans = self._rendered(messages, tools, return_assistant_tokens_mask=True)
         turns = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
         if len(spans) != len(turns):
-            raise BadRow(
-                f"the chat template marks {len(spans)} turns of the assistant, the messages have {len(turns)}"
-            )
+            raise BadRow(f"the chat template marks {len(spans)} turns of the assistant, the messages have {len(turns)}")
         return text, [span for turn, span in zip(turns, spans, strict=True) if turn >= learned_from]
 
-    def _by_prefixes(
-        self, messages: Sequence[Message], learned_from: int, tools: Tools
-    ) -> tuple[str, list[Span]]:
+    def _by_prefixes(self, messages: Sequence[Message], learned_from: int, tools: Tools) -> tuple[str, list[Span]]:
         text = self.render(messages, tools=tools)
         spans = []
         for number, message in enumerate(messages):

@@ -108,9 +108,7 @@ class StreamFeed:
     `first` is the dataset prepared from the stream's first part: its tokenizer and the held-out documents.
     """
 
-    def __init__(
-        self, config: Config, plan: Plan, first: Path, ranks: Ranks, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, config: Config, plan: Plan, first: Path, ranks: Ranks, say: Callable[[str], None]) -> None:
         self._config, self._ranks, self._say = config, ranks, say
         self._heldout = TokenDataset.open(first, HELDOUT, config.sequence_length)
         self.directory = first
@@ -172,9 +170,7 @@ class StreamFeed:
             return
         states = self._states[self._position]
         ahead = max(2, _AHEAD_STEPS * rounds)
-        self._threads = {
-            lane: _LaneThread(self._plan, lane, states[lane], ahead, self._stop) for lane in self._lanes
-        }
+        self._threads = {lane: _LaneThread(self._plan, lane, states[lane], ahead, self._stop) for lane in self._lanes}
 
     def _take(self, lane: int) -> Sample:
         began = time.monotonic()

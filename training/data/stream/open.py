@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 _MB = 1_000_000
 
 
-def prepare_first(
-    config: Config, root: Path, progress: Callable[[str], None], shared: Path | None = None
-) -> Path:
+def prepare_first(config: Config, root: Path, progress: Callable[[str], None], shared: Path | None = None) -> Path:
     """Return the dataset of the stream's first part; create it if it is missing. Raises DataError."""
     data = config.data
     assert data.stream is not None

@@ -97,9 +97,7 @@ def handler(server: Server) -> type[BaseHTTPRequestHandler]:
             if self.path.partition("?")[0] not in server.files:
                 self._refuse(404, {})
             elif fault in ("429", "503", "dead"):
-                self._refuse(
-                    int(fault) if fault != "dead" else 503, {"Retry-After": "0"} if fault == "429" else {}
-                )
+                self._refuse(int(fault) if fault != "dead" else 503, {"Retry-After": "0"} if fault == "429" else {})
             elif fault == "503 date":
                 self._refuse(503, {"Retry-After": "Thu, 01 Jan 1970 00:00:00 GMT"})
             elif fault == "reset":

@@ -158,18 +158,14 @@ def test_damage_names_url_and_line(serve: Callable[..., Any]) -> None:
 
 
 def test_ranges_and_lists_of_urls() -> None:
-    assert urls_of("https://h/a-{08..11}.jsonl") == [
-        f"https://h/a-{n}.jsonl" for n in ("08", "09", "10", "11")
-    ]
+    assert urls_of("https://h/a-{08..11}.jsonl") == [f"https://h/a-{n}.jsonl" for n in ("08", "09", "10", "11")]
     assert urls_of("https://h/{en,de}/{1..2}.jsonl") == [
         f"https://h/{language}/{n}.jsonl" for language in ("en", "de") for n in (1, 2)
     ]
     c4 = "hf://datasets/allenai/c4@" + "1" * 40 + "/en/c4-train.{00000..01023}-of-01024.json.gz"
     urls = urls_of(c4)
     assert len(urls) == 1024
-    assert urls[7].endswith(
-        "/datasets/allenai/c4/resolve/" + "1" * 40 + "/en/c4-train.00007-of-01024.json.gz"
-    )
+    assert urls[7].endswith("/datasets/allenai/c4/resolve/" + "1" * 40 + "/en/c4-train.00007-of-01024.json.gz")
 
 
 @pytest.mark.parametrize(
@@ -200,9 +196,7 @@ def test_a_source_of_several(serve: Callable[..., Any]) -> None:
     assert source.describe() == "shard: 9 files, over HTTP"
 
 
-def test_the_hubs_token_goes_to_the_hub_only(
-    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hubs_token_goes_to_the_hub_only(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     hub, other = serve(), serve()
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
@@ -216,9 +210,7 @@ def test_the_hubs_token_goes_to_the_hub_only(
     assert len(hub.requests) == 1
 
 
-def test_a_pattern_of_the_hub_is_listed_and_read(
-    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pattern_of_the_hub_is_listed_and_read(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub's own protocol on loopback: its tree, then its files, at the pinned commit."""
     server, commit = serve(), "a" * 40
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)

@@ -62,9 +62,7 @@ def feeds(tmp_path: Path) -> Iterator[Feeds]:
     """Open a stream on several ranks; their threads are ended afterwards."""
     opened: list[StreamFeed] = []
 
-    def start(
-        config: Config, world_size: int = 1, say: Callable[[str], None] = lambda line: None
-    ) -> list[StreamFeed]:
+    def start(config: Config, world_size: int = 1, say: Callable[[str], None] = lambda line: None) -> list[StreamFeed]:
         first = prepare_first(config, tmp_path / "data", lambda line: None)
         made = [open_stream(config, first, Rank(rank, world_size), say) for rank in range(world_size)]  # type: ignore[arg-type]
         opened.extend(made)
@@ -93,9 +91,7 @@ def plan_of(source: str, lanes: int, *, below: int = 0, block: int = 10, seed: i
     """Lanes over a source whose tokens are the documents' numbers: -1, shard, row, words, -2."""
 
     def encode(texts: list[str]) -> list[Any]:
-        return [
-            np.array([0, 1 + int(t[9:11]), 100 + int(t[12:15]), *range(500, 500 + len(t) % 7)]) for t in texts
-        ]
+        return [np.array([0, 1 + int(t[9:11]), 100 + int(t[12:15]), *range(500, 500 + len(t) % 7)]) for t in texts]
 
     files = tuple(file.path for file in open_source(source).files)
     return Plan(files, "text", lanes, seed, block, below, LENGTH, encode)
@@ -243,9 +239,7 @@ def test_held_out_documents_are_never_trained_on(
     assert all(hash_of(text) >= below for text in names)
     assert len(names) == share
     heldout = index.splits["heldout"].documents
-    assert heldout == sum(1 for text in ALL_TEXTS if hash_of(text) < below), (
-        "the first part is the whole source"
-    )
+    assert heldout == sum(1 for text in ALL_TEXTS if hash_of(text) < below), "the first part is the whole source"
 
 
 def hash_of(text: str) -> int:
@@ -303,15 +297,11 @@ def test_a_dead_file_ends_the_stream_with_its_url(
     server = serve()
     (feed,) = feeds(stream_config(server.pattern))
     server.dead = frozenset({"/shard-04.jsonl.gz"})
-    with pytest.raises(
-        DataError, match=rf"{server.url}/shard-04\.jsonl\.gz: the server answered 503; gave up"
-    ):
+    with pytest.raises(DataError, match=rf"{server.url}/shard-04\.jsonl\.gz: the server answered 503; gave up"):
         read_on(feed)
 
 
-def test_lanes_follow_from_batch_and_files(
-    stream_config: Callable[..., Config], shard_directory: Path
-) -> None:
+def test_lanes_follow_from_batch_and_files(stream_config: Callable[..., Config], shard_directory: Path) -> None:
     config = stream_config(shard_directory)
     assert lanes_for(config, files=SHARDS, world_size=2) == 8
     assert lanes_for(config, files=1024, world_size=4) == BATCH
@@ -340,9 +330,7 @@ def test_lanes_follow_from_batch_and_files(
         ),
     ],
 )
-def test_bad_keys(
-    stream_config: Callable[..., Config], shard_directory: Path, keys: list[str], message: str
-) -> None:
+def test_bad_keys(stream_config: Callable[..., Config], shard_directory: Path, keys: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         stream_config(shard_directory, *keys)
     assert message in str(caught.value)
@@ -354,9 +342,7 @@ def test_a_stream_without_source_is_c4(texts: dict[str, tuple[str, str]]) -> Non
         **texts,
         "model": (
             name,
-            text.replace("source:", "text_field: text, stream: {}, tokenizer: ").replace(
-                "heldout", "heldout"
-            ),
+            text.replace("source:", "text_field: text, stream: {}, tokenizer: ").replace("heldout", "heldout"),
         ),
     }
     config = load_texts(own)

@@ -34,9 +34,7 @@ from tools.gitops.run_file import FOLDERS
 @click.argument("cell")
 @click.option("--cluster", required=True, metavar="NAME", help="A directory under clusters/.")
 @click.option("--commit", default="HEAD", show_default=True, help="The commit of the cell.")
-@click.option(
-    "--allow-dirty", is_flag=True, help="Write the run although the working tree differs; show how."
-)
+@click.option("--allow-dirty", is_flag=True, help="Write the run although the working tree differs; show how.")
 @_knobs.options
 def command(cell: str, cluster: str, knobs: Knobs, commit: str, allow_dirty: bool) -> None:
     renderer = kustomize.ensure(repo.root(), output.note)
