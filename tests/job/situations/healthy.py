@@ -137,3 +137,9 @@ def loading_a_seventy_billion_checkpoint(world: World) -> None:
     world.training(ranks=32, steps=1, silent=1200, phase="loading")
     assert world.run is not None
     world.run["metrics"] = []
+
+
+@situation(HEALTHY)
+def one_rank_is_slower_for_some_seconds(world: World) -> None:
+    """Other load on its node takes the processors for 20 seconds."""
+    world.training(steps=400, step_s=0.2, rows=[{"rank_step_s": [0.16, 0.08]} for _ in range(100)])

@@ -29,6 +29,12 @@ def one_rank_is_slower(world: World) -> None:
     world.training(ranks=32, rows=rows)
 
 
+@situation("straggler", G5)
+def all_ranks_of_a_node_are_slower(world: World) -> None:
+    rows = [{"rank_step_s": [0.5] * 8 + [0.9] * 8 + [0.5] * 16} for _ in range(30)]
+    world.training(ranks=32, rows=rows)
+
+
 @situation("data-wait")
 def waiting_for_data(world: World) -> None:
     world.training(rows=[{"data_wait_s": 0.6} for _ in range(30)])

@@ -18,6 +18,8 @@ from tools.kube.quantity import amount, pod_requests
 RECENT = 20  # steps that count as the present
 STRAGGLES = 1.25  # times the others' median before gradients are exchanged
 SHARE = 0.1  # of a step's time: less is not reported
+LASTS = 30.0  # seconds that a rank must be slower: other load on its node can be over sooner
+MOSTLY = 0.8  # of the steps in that time
 LOST = 3  # steps in a row without a finite loss
 NO_GRADIENT = 10  # steps in a row without a gradient: finding a loss scale takes fewer
 # Of the accelerators' peak. torchtitan reports 40 % for 8B on H100s. On the same machines the FSDP example of
@@ -30,22 +32,23 @@ OFI = re.compile(r"NET/OFI.{0,200}Selected [Pp]rovider is efa|Using network (?:A
 
 
 def straggler(snapshot: Snapshot) -> Iterator[Cause]:
-    """One rank takes longer than the others before gradients are exchanged."""
-    records = _recent(snapshot)
-    rows = [record.rank_step_s for record in records if len(record.rank_step_s) > 1]
-    steps = [record.step_s for record in records if record.step_s]
-    if len(rows) < 5 or len({len(row) for row in rows}) != 1 or not steps:
+    """One rank takes longer than the others before gradients are exchanged, for at least LASTS seconds."""
+    records = [record for record in _recent(snapshot, LASTS) if len(record.rank_step_s) > 1 and record.step_s]
+    rows = [record.rank_step_s for record in records]
+    steps = [record.step_s or 0.0 for record in records]
+    if len(rows) < 5 or len({len(row) for row in rows}) != 1 or _lasts(records) < LASTS:
         return
     medians = [statistics.median(row[rank] for row in rows) for rank in range(len(rows[0]))]
     worst = max(range(len(medians)), key=medians.__getitem__)
     others = statistics.median(value for rank, value in enumerate(medians) if rank != worst)
     more = medians[worst] - others
-    if medians[worst] < STRAGGLES * others or more < SHARE * statistics.median(steps):
+    slower = sum(row[worst] >= STRAGGLES * statistics.median(row[:worst] + row[worst + 1 :]) for row in rows)
+    if slower < MOSTLY * len(rows) or more < SHARE * statistics.median(steps):
         return
     host = next((beat.host for beat in progress.of(snapshot).beats if beat.rank == worst), None)
     evidence = [
         f"rank {worst}{f' on {host}' if host else ''}: {medians[worst]:.3f} s before gradients are exchanged,"
-        f" the others' median is {others:.3f} s, over {len(rows)} steps",
+        f" the others' median is {others:.3f} s, over {len(rows)} steps and {_lasts(records):.0f} s",
         f"a step takes {statistics.median(steps):.3f} s",
     ]
     summary = f"rank {worst} delays the others by {more / statistics.median(steps):.0%} of a step"
@@ -138,13 +141,20 @@ def _speed(record: Record) -> float:
     return record.tokens_per_s or record.samples_per_s or 0.0
 
 
-def _recent(snapshot: Snapshot) -> list[Record]:
-    """Return the newest records of the containers that run now.
+def _lasts(records: list[Record]) -> float:
+    """Return the seconds from the first record's step to the end of the last."""
+    return (records[-1].time or 0.0) - (records[0].time or 0.0) + (records[0].step_s or 0.0)
+
+
+def _recent(snapshot: Snapshot, seconds: float = 0.0) -> list[Record]:
+    """Return the newest records of the containers that run now: RECENT, or those of as many seconds.
 
     A step needs every rank, so records from before the newest container's start belong to an earlier try.
     """
     started = [pod.started.timestamp() for pod in snapshot.pods if pod.started]
     if is_over(snapshot) or not started:
         return []
-    newest = progress.of(snapshot).records[-RECENT:]
+    records = progress.of(snapshot).records
+    since = (records[-1].time or 0.0) - seconds if records and seconds else math.inf
+    newest = [record for record in records[:-RECENT] if (record.time or 0.0) >= since] + records[-RECENT:]
     return [record for record in newest if record.time is None or record.time >= max(started)]
