@@ -143,3 +143,9 @@ def loading_a_seventy_billion_checkpoint(world: World) -> None:
 def one_rank_is_slower_for_some_seconds(world: World) -> None:
     """Other load on its node takes the processors for 20 seconds."""
     world.training(steps=400, step_s=0.2, rows=[{"rank_step_s": [0.16, 0.08]} for _ in range(100)])
+
+
+@situation(HEALTHY)
+def steps_are_slower_for_some_seconds(world: World) -> None:
+    """Other load on the nodes lasts for 12 seconds."""
+    world.training(steps=400, step_s=0.2, rows=[{"tokens_per_s": 2000.0, "data_wait_s": 0.1} for _ in range(60)])

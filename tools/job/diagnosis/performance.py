@@ -15,11 +15,11 @@ from tools.job.snapshot import log_lines
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.quantity import amount, pod_requests
 
-RECENT = 20  # steps that count as the present
+RECENT = 20  # steps that count as the present, or all of the last PRESENT seconds if these are more
+PRESENT = 30.0  # other load on a node can be over sooner
 STRAGGLES = 1.25  # times the others' median before gradients are exchanged
 SHARE = 0.1  # of a step's time: less is not reported
-LASTS = 30.0  # seconds that a rank must be slower: other load on its node can be over sooner
-MOSTLY = 0.8  # of the steps in that time
+MOSTLY = 0.8  # of these steps, at least, a straggler is slower
 LOST = 3  # steps in a row without a finite loss
 NO_GRADIENT = 10  # steps in a row without a gradient: finding a loss scale takes fewer
 # Of the accelerators' peak. torchtitan reports 40 % for 8B on H100s. On the same machines the FSDP example of
@@ -32,11 +32,11 @@ OFI = re.compile(r"NET/OFI.{0,200}Selected [Pp]rovider is efa|Using network (?:A
 
 
 def straggler(snapshot: Snapshot) -> Iterator[Cause]:
-    """One rank takes longer than the others before gradients are exchanged, for at least LASTS seconds."""
-    records = [record for record in _recent(snapshot, LASTS) if len(record.rank_step_s) > 1 and record.step_s]
+    """One rank takes longer than the others before gradients are exchanged, for at least PRESENT seconds."""
+    records = [record for record in _recent(snapshot) if len(record.rank_step_s) > 1 and record.step_s]
     rows = [record.rank_step_s for record in records]
     steps = [record.step_s or 0.0 for record in records]
-    if len(rows) < 5 or len({len(row) for row in rows}) != 1 or _lasts(records) < LASTS:
+    if len(rows) < 5 or len({len(row) for row in rows}) != 1 or _lasts(records) < PRESENT:
         return
     medians = [statistics.median(row[rank] for row in rows) for rank in range(len(rows[0]))]
     worst = max(range(len(medians)), key=medians.__getitem__)
@@ -124,16 +124,17 @@ def slowdown(snapshot: Snapshot) -> Iterator[Cause]:
     """The run has become slower."""
     records = [record for record in progress.of(snapshot).records if _speed(record)]
     of_now = [record for record in _recent(snapshot) if _speed(record)]
-    if len(records) < 4 * RECENT or len(of_now) < RECENT:
+    earlier = records[RECENT : -len(of_now)]  # the first steps compile and fill caches
+    if len(earlier) < 2 * RECENT or len(of_now) < RECENT:
         return
     now = statistics.median(map(_speed, of_now))
     before = [
-        statistics.median(_speed(record) for record in records[start : start + RECENT])
-        for start in range(RECENT, len(records) - 2 * RECENT + 1, RECENT)
+        statistics.median(map(_speed, earlier[start : start + RECENT]))
+        for start in range(0, len(earlier) - RECENT + 1, RECENT)
     ]
     best = statistics.median(before)
     if now < SLOWED * best:
-        evidence = [f"{now:,.0f} tokens/s in the last {RECENT} steps, {best:,.0f} before"]
+        evidence = [f"{now:,.0f} tokens/s in the last {len(of_now)} steps, {best:,.0f} before"]
         yield Cause("slowdown", Layer.SLOW, f"the run has slowed to {now / best:.0%} of its speed", evidence)
 
 
@@ -146,15 +147,15 @@ def _lasts(records: list[Record]) -> float:
     return (records[-1].time or 0.0) - (records[0].time or 0.0) + (records[0].step_s or 0.0)
 
 
-def _recent(snapshot: Snapshot, seconds: float = 0.0) -> list[Record]:
-    """Return the newest records of the containers that run now: RECENT, or those of as many seconds.
+def _recent(snapshot: Snapshot) -> list[Record]:
+    """Return the newest records of the containers that run now: RECENT of them, or more in PRESENT seconds.
 
     A step needs every rank, so records from before the newest container's start belong to an earlier try.
     """
     started = [pod.started.timestamp() for pod in snapshot.pods if pod.started]
-    if is_over(snapshot) or not started:
-        return []
     records = progress.of(snapshot).records
-    since = (records[-1].time or 0.0) - seconds if records and seconds else math.inf
+    if is_over(snapshot) or not started or not records:
+        return []
+    since = (records[-1].time or math.inf) - PRESENT
     newest = [record for record in records[:-RECENT] if (record.time or 0.0) >= since] + records[-RECENT:]
     return [record for record in newest if record.time is None or record.time >= max(started)]
