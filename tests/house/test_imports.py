@@ -15,9 +15,9 @@ from tools.cli import yard
 
 ROOT = Path(__file__).resolve().parents[2]
 # Packages from the highest level to the lowest. Packages of one level do not import each other.
-TOOLS = """cli | gitops job | cluster image preflight local new stage | cells simulator | workload
+TOOLS = """cli | gitops job | cluster image preflight local new prove stage | cells simulator | workload
     | kube aws facts | core"""
-TRAINING = """pretrain finetune bert entrypoint precompile checkpoints agent | pod | trainer | upload | export
+TRAINING = """pretrain finetune bert entrypoint precompile checkpoints agent prove | pod | trainer | upload | export
     | prepare sample stage | weights | data models | task | distributed | device | neuron | config checkpoint
     | run remote"""
 LEVELS = [
@@ -29,6 +29,7 @@ LEVEL = {f"{top}.{name}": number for number, (top, names) in enumerate(LEVELS) f
 SHARED = (
     *("training.config.", "training.models.counting.", "training.models.published.", "training.run."),
     *("training.checkpoint.layout.", "training.remote.", "training.agent.build.", "training.stage.offer."),
+    *("training.prove.plan.", "training.prove.records."),
 )
 EXTRA = {
     "tools.cli.data.": ("training.data.",),

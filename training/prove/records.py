@@ -1,0 +1,280 @@
+"""What a proof records: the one contract between the ranks, the runner and the judges.
+
+A start of the command has a directory `<out>/<start>/`. In it every process with a probe writes
+`rank-<rank>-<pid>.jsonl` (a loader's worker: `worker-<rank>-<pid>.jsonl`), one event a line, and the runner writes
+`outcome.json` and `log`. Steps count optimizer steps of one process from 1; an event that happens after step n and
+before step n + 1 has the step n. Digests are short hexadecimal texts; equal digests mean equal bits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+LINE_BYTES = 4 << 20
+FILE_BYTES = 512 << 20
+
+
+@dataclass
+class Begin:
+    """The probe was loaded into this process."""
+
+    rank: int
+    local_rank: int
+    world: int  # WORLD_SIZE of the environment; 1 without a launcher
+    node: int
+    pid: int
+    argv: list[str]
+    python: str
+    stand_in: bool = False
+    tensors: bool = True  # False: a later line of `Uncovered` says why nothing is observed
+
+
+@dataclass
+class World:
+    """torch.distributed as this rank sees it, each time that it changes."""
+
+    step: int
+    size: int
+    rank: int
+    backend: str
+    timeout: float  # seconds, of the default group
+    groups: int
+
+
+@dataclass
+class Batch:
+    """One forward call of the outermost module in training mode, with its first tensor."""
+
+    step: int
+    number: int  # from 0 in this process
+    module: str
+    shape: list[int]
+    digest: str
+    rows: list[str]  # one digest for each sample (the first dimension), at most 4,096
+    passes: int | None = None  # the pass of the DataLoader from 0; None: a stream, or no DataLoader was seen
+    order: str | None = None  # digest of the order of the samples of this pass, once known
+
+
+@dataclass
+class Worker:
+    """A source of random numbers in one worker of a DataLoader, when its first sample is read."""
+
+    loader: int
+    passes: int
+    worker: int
+    source: str  # "python", "numpy", "torch", or the path of a generator that the dataset keeps
+    state: str
+    used: bool  # the state changed while samples were read
+
+
+@dataclass
+class Dropout:
+    """The random state before the first dropout of a step."""
+
+    step: int
+    state: str
+
+
+@dataclass
+class Loss:
+    """The scalar on which backward was called."""
+
+    step: int
+    value: float
+    finite: bool
+
+
+@dataclass
+class Step:
+    """One call of an optimizer's step. Digests named `*_before` are those before the call."""
+
+    step: int
+    optimizer: int  # index of the optimizer in the order of first use
+    optimizer_class: str
+    parameters_before: str
+    parameters_after: str
+    gradients: str
+    state_before: str
+    random: dict[str, str]  # before the step: "python", "numpy", "torch", "cuda"
+    rates: list[float]  # learning rate of each parameter group, as used by this step
+    collectives: int | None  # collectives since the step before; None: no process group, or not countable
+    seconds: float  # since the end of the step before
+    zero_gradients: bool = False  # every gradient is zero or missing
+    finite_gradients: bool = True
+    accumulated: bool = False  # gradients were not cleared after the step before
+    forwards: int = 1  # forward calls since the step before
+    missing: list[str] = field(default_factory=list)  # have a gradient, are in no optimizer
+    foreign: list[str] = field(default_factory=list)  # in the optimizer, not in the modules that ran
+    sharded: bool = False  # some parameters are shards: equality over ranks says nothing
+    tensors: dict[str, str] = field(default_factory=dict)  # parameters before the step by name, at most 4,096
+    probe_seconds: float = 0.0
+
+
+@dataclass
+class Save:
+    """A file of a checkpoint was written to its end."""
+
+    step: int
+    number: int  # from 1 in this process
+    path: str
+    bytes: int
+    kind: str  # "torch.save", "safetensors", "dcp", "file"
+    overwritten: bool  # the path held an earlier save of this run or of the source
+    seconds: float
+    digest: str = ""
+
+
+@dataclass
+class Write:
+    """Python opened a file for writing (recorded once for each path and process)."""
+
+    step: int
+    path: str
+
+
+@dataclass
+class Uncovered:
+    """Something that this probe cannot observe here. Claims that need it are CANNOT TELL with this reason."""
+
+    what: str  # "optimizer", "batches", "random", "collectives", "saves", "gradients"
+    reason: str
+
+
+@dataclass
+class Injected:
+    """A fault happened here: the proof that it did."""
+
+    kind: str
+    rank: int
+    step: int
+    path: str = ""
+    bytes: int = 0  # what was left of the file
+    whole: int = 0  # what the file had
+    note: str = ""
+
+
+@dataclass
+class End:
+    """The end of this process, where it could be written: not after SIGKILL."""
+
+    step: int
+    reason: str  # "steps": ended by the probe after the wished steps; "finished", "exception", "exit"
+    error: str = ""
+    parameters: str = ""
+    backward_calls: int = 0
+    optimizer_steps: int = 0
+    forward_calls: int = 0
+    seeded: bool = False  # the probe seeded this process, because the script set no seed
+    versions: dict[str, str] = field(default_factory=dict)
+    peak_memory: int = 0  # bytes
+    first_step_seconds: float = 0.0  # from the start of the process to the end of its first step
+
+
+EVENTS = {
+    kind.__name__.lower(): kind
+    for kind in (Begin, World, Batch, Worker, Dropout, Loss, Step, Save, Write, Uncovered, Injected, End)
+}
+
+
+@dataclass
+class FoundFile:
+    """A file that a start created or changed, as its view shows afterwards."""
+
+    path: str
+    bytes: int
+    kept: bool  # lies in what survives a restart
+    secret: str = ""  # the name of the pattern that its content matches
+
+
+@dataclass
+class Outcome:
+    """What the runner saw of one start."""
+
+    name: str
+    ended_by: str  # "itself", "fault", "timeout", "disk", "skipped"
+    reason: str = ""  # why it was skipped or ended
+    exit_code: int | None = None  # of process 1; negative: the signal
+    exit_codes: list[int] = field(default_factory=list)  # one for each node
+    seconds: float = 0.0
+    fault_seconds: float | None = None  # from the fault to the end of process 1
+    left_over: list[str] = field(default_factory=list)  # processes that the runner had to end
+    files: list[FoundFile] = field(default_factory=list)
+    view: str = "overlay"  # or "copy"
+    network: bool = False
+    fault_step: int | None = None  # the step or save that the runner chose
+    fault_save: int | None = None
+
+
+class Writer:
+    """Appends events to one file; each event is one write, so that a killed process leaves whole lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(self, event: Any) -> None:
+        """Append one event. Tensors and torch are not known here: the values are plain."""
+        line = json.dumps({"event": type(event).__name__.lower(), **asdict(event)}) + "\n"
+        os.write(self._descriptor, line.encode())
+
+
+def _event(line: bytes) -> Any:
+    data = json.loads(line)
+    kind: type[Any] = EVENTS[data.pop("event")]
+    known = {one.name for one in fields(kind)}
+    return kind(**{name: value for name, value in data.items() if name in known})
+
+
+def events(path: Path) -> Iterator[Any]:
+    """Yield the events of one file. A line that is not an event ends the reading: the process died in it.
+
+    Reads at most `FILE_BYTES`.
+    """
+    left = FILE_BYTES
+    with path.open("rb") as file:
+        while left > 0:
+            line = file.readline(LINE_BYTES)
+            left -= len(line)
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield _event(line)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                return
+
+
+def ranks(start: Path) -> dict[tuple[int, int], list[Any]]:
+    """Return the events of a start by (rank, pid), in the order of ranks, then of the process."""
+    found = {}
+    for path in sorted(start.glob("rank-*-*.jsonl")):
+        rank, pid = path.stem.split("-")[1:]
+        if rank.isdigit() and pid.isdigit():
+            found[int(rank), int(pid)] = list(events(path))
+    return dict(sorted(found.items()))
+
+
+def workers(start: Path) -> list[Worker]:
+    """Return what the loaders' workers of a start recorded."""
+    paths = sorted(start.glob("worker-*-*.jsonl"))
+    return [event for path in paths for event in events(path) if isinstance(event, Worker)]
+
+
+def write_outcome(start: Path, outcome: Outcome) -> None:
+    """Write `outcome.json` whole or not at all."""
+    temporary = start / "outcome.json.tmp"
+    temporary.write_text(json.dumps(asdict(outcome), indent=1), encoding="utf-8")
+    temporary.replace(start / "outcome.json")
+
+
+def read_outcome(start: Path) -> Outcome:
+    """Read `outcome.json`. Raises FileNotFoundError where the start did not happen, ValueError for a broken file."""
+    with (start / "outcome.json").open("rb") as file:
+        data = json.loads(file.read(FILE_BYTES))
+    known = {one.name for one in fields(Outcome)}
+    files = [FoundFile(**one) for one in data.pop("files", [])]
+    return Outcome(files=files, **{name: value for name, value in data.items() if name in known})
