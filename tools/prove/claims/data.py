@@ -1,0 +1,108 @@
+"""Claim 3: each rank reads its own samples, in another order in each pass, with random numbers of its own."""
+
+import itertools
+from collections import Counter, defaultdict
+
+from tools.prove.claims import Finding, failed, passed, unknown, warned
+from tools.prove.observed import Proof, Rank, Run
+
+MOST = 0.5  # share of the samples that two ranks have in common, from which on it is no accident
+FEWEST_ROWS = 4  # of a pass whose order is compared
+
+
+def judge(proof: Proof) -> list[Finding]:
+    """Compare what the ranks of the uninterrupted run read."""
+    run = proof.run("whole")
+    blind = run.uncovered("batches")
+    readers = [rank for rank in run.ranks if rank.batches]
+    if blind or len(readers) < len(run.ranks):
+        return [unknown(blind or "no batch of a rank was seen")]
+    found, evidence = _ranks(readers)
+    found += [*_order(readers), *_dropout(run), *_workers(run)]
+    if len(readers) == 1:
+        return found or [passed("one rank reads all samples", *evidence)]
+    return found or [passed(f"{len(readers)} ranks read different batches", *evidence)]
+
+
+def _ranks(readers: list[Rank]) -> tuple[list[Finding], list[str]]:
+    evidence = []
+    for left, right in itertools.combinations(readers, 2):
+        pairs = list(zip(left.batches, right.batches, strict=False))
+        same = [one for one, other in pairs if one.digest == other.digest]
+        who = f"ranks {left.rank} and {right.rank}"
+        if len(same) == len(pairs):
+            text = f"{who}: {len(same)} of {len(pairs)} batches are equal, first digest {same[0].digest}"
+            return [failed("same-batches", "ranks read the same batches", text)], []
+        finding, text = _shared(left, right, who, len(readers))
+        evidence.append(text)
+        if finding:
+            return [finding], []
+    return [], evidence[:4]
+
+
+def _rows(rank: Rank) -> dict[int | None, list[str]]:
+    """Return the samples of each pass; a stream is one pass."""
+    found: dict[int | None, list[str]] = defaultdict(list)
+    for batch in rank.batches:
+        found[batch.passes].extend(batch.rows)
+    return found
+
+
+def _shared(left: Rank, right: Rank, who: str, world: int) -> tuple[Finding | None, str]:
+    """Count the samples that two ranks share within one pass. A sampler may pad by world - 1 samples."""
+    mine, theirs = _rows(left), _rows(right)
+    text = f"{who}: no samples to compare"
+    for number in sorted(mine.keys() & theirs.keys(), key=lambda one: -1 if one is None else one):
+        one, other = mine[number], theirs[number]
+        fewer = min(len(set(one)), len(set(other)))
+        common = len(set(one) & set(other))
+        place = "of a stream" if number is None else f"in pass {number}"
+        text = f"{who}: {common} of {fewer} samples {place} are on both"
+        repeated = sum(count - 1 for count in (Counter(one) + Counter(other)).values() if count > 2)
+        if fewer and common > MOST * fewer and common > world - 1:
+            return failed("shared-samples", "ranks read mostly the same samples", text), text
+        if number is not None and common > world - 1 + repeated:
+            return warned("shared-samples", "ranks share samples within one pass", text), text
+    return None, text
+
+
+def _order(readers: list[Rank]) -> list[Finding]:
+    for rank in readers:
+        known = {batch.passes: batch.order for batch in rank.batches if batch.passes is not None and batch.order}
+        rows = {number: row for number, row in _rows(rank).items() if number is not None}
+        for first, second in itertools.pairwise(sorted(rows)):
+            if first in known and second in known:
+                same = known[first] == known[second]
+            else:
+                length = min(len(rows[first]), len(rows[second]))
+                different = len(set(rows[first][:length])) >= FEWEST_ROWS
+                same = different and rows[first][:length] == rows[second][:length]
+            if same:
+                text = f"rank {rank.rank}: passes {first} and {second} have the same order"
+                return [warned("order-fixed", "the order of the samples does not change with the pass", text)]
+    return []
+
+
+def _dropout(run: Run) -> list[Finding]:
+    states: dict[int, dict[int, str]] = defaultdict(dict)
+    for rank, event in run.dropouts():
+        states[event.step].setdefault(rank, event.state)
+    compared = {step: row for step, row in states.items() if len(row) > 1}
+    if not compared or any(len(set(row.values())) > 1 for row in compared.values()):
+        return []
+    step = min(compared)
+    text = f"step {step + 1}: random state {next(iter(compared[step].values()))} on {len(compared[step])} ranks"
+    return [warned("equal-dropout", "dropout is the same on all ranks", text)]
+
+
+def _workers(run: Run) -> list[Finding]:
+    """Compare the random states of the loaders' workers: over workers, ranks and passes."""
+    seen: dict[tuple[int, str, str], list[str]] = defaultdict(list)
+    for one in run.workers:
+        if one.used:
+            seen[one.loader, one.source, one.state].append(f"worker {one.worker} in pass {one.passes}")
+    for (_, source, state), places in seen.items():
+        if len(places) > 1:
+            text = f"{source} has the state {state} in {', '.join(places[:4])} of all ranks"
+            return [warned("equal-augmentation", "workers of a loader draw the same random numbers", text)]
+    return []

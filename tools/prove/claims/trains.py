@@ -1,0 +1,122 @@
+"""Claim 1: steps are taken, and each of them trains the model."""
+
+from tools.core import output
+from tools.prove.claims import Finding, failed, passed, unknown, warned
+from tools.prove.observed import TABLE, Proof, Rank, Run
+from training.prove.records import Loss
+
+
+def judge(proof: Proof) -> list[Finding]:
+    """Return what keeps the uninterrupted run from training."""
+    run = proof.run("whole")
+    missing = run.missing()
+    if missing:
+        return [unknown(missing)]
+    if not run.trained:
+        return [_no_step(run)]
+    findings = [finding for rank in run.ranks for finding in _of_rank(rank)]
+    found = [*_ended(run), *_first_of_each(findings)]
+    blind = run.uncovered("optimizer", "gradients")
+    if blind and not any(one.name for one in found):
+        found.append(unknown(blind))
+    return found or [passed(f"{output.count(run.last_step, 'step')} taken; parameters change, losses are finite")]
+
+
+def _no_step(run: Run) -> Finding:
+    outcome = run.outcome
+    assert outcome is not None
+    reason, need = run.uncovered("optimizer"), run.need()
+    said = [f"the log says: {run.complaint()}"] if run.complaint() else []
+    if reason:
+        return unknown(reason)
+    if need in TABLE["reasons"]:
+        return unknown(TABLE["reasons"][need], *said)
+    if outcome.ended_by != "itself":
+        text = outcome.reason or f"it was ended after {outcome.seconds:.0f} s"
+        return unknown(f"no optimizer step was seen: {text}", *said)
+    if outcome.exit_code != 0:
+        return failed("failed", f"the script ended with exit code {outcome.exit_code} before its first step", *said)
+    if not run.ranks:
+        return unknown("the probe was not loaded by any process of the command", *said)
+    backward = sum(end.backward_calls for end in run.ends())
+    if backward:
+        return unknown(f"backward ran {output.count(backward, 'time')}, and no optimizer of torch took a step", *said)
+    return failed("no-step", "the script ended with exit code 0 and took no optimizer step", *said)
+
+
+def _ended(run: Run) -> list[Finding]:
+    outcome = run.outcome
+    assert outcome is not None
+    said = f"the log says: {run.complaint()}"
+    raised = [(rank.rank, rank.end) for rank in run.ranks if rank.end and rank.end.reason == "exception"]
+    if raised:
+        rank, end = raised[0]
+        return [failed("failed", f"the script failed after step {end.step}", f"rank {rank}: {end.error or said}")]
+    by_us = any(end.reason == "steps" for end in run.ends())
+    if outcome.ended_by in ("timeout", "disk"):
+        return [unknown(f"the run did not end: {outcome.reason or outcome.ended_by}", f"{run.last_step} steps taken")]
+    if outcome.exit_code != 0 and not by_us:
+        return [failed("failed", f"the script ended with exit code {outcome.exit_code}", said)]
+    return []
+
+
+def _first_of_each(findings: list[Finding]) -> list[Finding]:
+    """Join equal findings of several ranks: the evidence of all, the rest once."""
+    joined: dict[str, Finding] = {}
+    for one in findings:
+        joined.setdefault(one.name, Finding(one.state, one.summary, [], one.name)).evidence.extend(one.evidence)
+    return list(joined.values())
+
+
+def _of_rank(rank: Rank) -> list[Finding]:
+    steps, where = rank.steps, f"rank {rank.rank}"
+    if not steps:
+        return []
+    found = []
+    rates = sorted({rate for step in steps for rate in step.rates})
+    if all(step.parameters_before == step.parameters_after for step in steps):
+        text = f"{where}: digest {steps[0].parameters_before} before step 1 and after step {steps[-1].step}"
+        found.append(failed("parameters-fixed", "no parameter ever changes", f"{text}; learning rates {rates[:4]}"))
+    if all(step.zero_gradients for step in steps):
+        text = f"{where}: zero or missing in all {len(steps)} steps"
+        found.append(failed("zero-gradients", "every gradient is zero", text))
+    return [*found, *_finite(rank, where), *_optimizer(rank, where)]
+
+
+def _finite(rank: Rank, where: str) -> list[Finding]:
+    loss = next((one for one in rank.of(Loss) if not one.finite), None)
+    if loss is not None:
+        text = f"{where}: loss {loss.value} after step {loss.step}"
+        return [failed("loss-not-finite", "a loss is not finite", text)]
+    step = next((one for one in rank.steps if not one.finite_gradients), None)
+    if step is None:
+        return []
+    make = warned if step.parameters_before == step.parameters_after else failed
+    return [make("gradients-not-finite", "a gradient is not finite", f"{where}, step {step.step}")]
+
+
+def _optimizer(rank: Rank, where: str) -> list[Finding]:
+    found = []
+    # Optimizers become known with their first step: the second half knows all of them.
+    late = rank.steps[len(rank.steps) // 2 :]
+    for step in late[-1:]:
+        foreign = set(step.foreign).intersection(*(one.foreign for one in late if one.optimizer == step.optimizer))
+        if foreign:
+            text = f"{where}, step {step.step}: {_names(foreign)} in {step.optimizer_class}"
+            summary = "the optimizer holds parameters that the forward pass does not use"
+            found.append(failed("foreign-parameters", summary, text))
+    missing = set(late[0].missing).intersection(*(step.missing for step in late)) if late else set()
+    if missing:
+        text = f"{where}, step {late[-1].step}: {_names(missing)}"
+        summary = "parameters get a gradient and are in no optimizer"
+        found.append(failed("missing-parameters", summary, text))
+    kept = [step.step for step in rank.steps[1:] if step.accumulated]
+    if kept and len(kept) * 2 > len(rank.steps) - 1:
+        text = f"{where}: {len(kept)} of {len(rank.steps) - 1} steps, first step {kept[0]}"
+        found.append(failed("gradients-kept", "gradients are not cleared after a step", text))
+    return found
+
+
+def _names(names: set[str]) -> str:
+    some = sorted(names)
+    return ", ".join(some[:3]) + (f" and {len(some) - 3} more" if len(some) > 3 else "")

@@ -1,0 +1,76 @@
+"""Claim 2: all ranks form one world and train one model."""
+
+from tools.prove.claims import Finding, failed, passed, unknown
+from tools.prove.observed import Proof, Rank, Run, by_step
+
+
+def judge(proof: Proof) -> list[Finding]:
+    """Compare the ranks of the uninterrupted run with each other."""
+    run = proof.run("whole")
+    started = max(rank.begin.world for rank in run.ranks)
+    if started == 1 and len(run.ranks) == 1:
+        return [passed("one process was started, and it trains alone")]
+    silent = sorted(set(range(started)) - {rank.rank for rank in run.ranks if rank.steps})
+    if silent:
+        return [unknown(f"{started} ranks were started; no step was seen of rank {', '.join(map(str, silent[:8]))}")]
+    blind = run.uncovered("collectives")
+    found = _group(run, started) or [*_collectives(run, blind), *_equal(run)]
+    kept = "sharded parameters are not compared" if run.sharded else "parameters are equal in each step"
+    return found or [passed(f"{started} ranks form one world; collectives run in each step; {kept}")]
+
+
+def _group(run: Run, started: int) -> list[Finding]:
+    worlds = run.worlds()
+    if not worlds:
+        blind = run.uncovered("collectives")
+        if blind:
+            return [unknown(blind)]
+        return [failed("no-group", f"{started} ranks were started, and each one trains alone",
+                       "torch.distributed was never initialised")]  # fmt: skip
+    other = [world for world in worlds if world.size != started]
+    if other or len({world.rank for world in worlds}) != started:
+        seen = [f"rank {world.rank} of {world.size}, {world.backend}" for world in worlds]
+        return [failed("other-size", f"{started} ranks were started; torch.distributed has another world", *seen)]
+    return []
+
+
+def _collectives(run: Run, blind: str) -> list[Finding]:
+    counts = {rank.rank: [step.collectives for step in rank.steps] for rank in run.ranks}
+    if blind or any(count is None for row in counts.values() for count in row):
+        return [unknown(blind or "the collectives of a step cannot be counted here")]
+    alone = [rank for rank, row in counts.items() if not any(row)]
+    if not alone:
+        return []
+    text = f"rank {alone[0]}: 0 collectives in {len(counts[alone[0]])} steps"
+    return [failed("no-collectives", "no collective runs in any step: gradients are not exchanged", text)]
+
+
+def _equal(run: Run) -> list[Finding]:
+    """Compare replicated parameters over the ranks, step by step."""
+    if run.sharded:
+        return []
+    first, *others = run.ranks
+    for other in others:
+        pairs = zip(first.steps, other.steps, strict=False)
+        for left, right in pairs:
+            if left.parameters_after == right.parameters_after:
+                continue
+            if left.tensors and right.tensors and not left.tensors.keys() & right.tensors.keys():
+                return [unknown("the ranks hold different parameters: they cannot be compared")]
+            return [_differ(first, other, left.step)]
+    return []
+
+
+def _differ(first: Rank, other: Rank, step: int) -> Finding:
+    gradients = [by_step(rank, lambda one: one.gradients).get(step) for rank in (first, other)]
+    tensors = [by_step(rank, lambda one: one.tensors) for rank in (first, other)]
+    mine, theirs = (row.get(step + 1) or row.get(step) or {} for row in tensors)
+    name = next((name for name in mine if name in theirs and mine[name] != theirs[name]), None)
+    before = [by_step(rank, lambda one: one.parameters_before).get(step) for rank in (first, other)]
+    evidence = [
+        f"ranks {first.rank} and {other.rank}, after step {step}" + (f": {name}" if name else ""),
+        f"gradients of this step: {gradients[0]} and {gradients[1]}",
+    ]
+    if before[0] != before[1]:
+        evidence.append(f"parameters before this step: {before[0]} and {before[1]}")
+    return failed("parameters-differ", "replicated parameters differ between ranks", *evidence)

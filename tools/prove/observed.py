@@ -1,0 +1,210 @@
+"""What the starts of a proof recorded, as the judges read it."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tools.core import output, tables
+from training.prove import records
+from training.prove.records import Batch, Begin, Dropout, End, Injected, Loss, Outcome, Save, Step, Uncovered, World
+from training.prove.records import Worker, Write
+
+TABLE: dict[str, Any] = tables.load("prove/claims.yaml")
+TAIL_BYTES = 256 << 10
+_ERROR = re.compile(r"\b[\w.]*(?:Error|Exception|Exit|Interrupt)\b:? ?.*|.*\b(?:error|fatal):.*", re.IGNORECASE)
+_LAUNCHER = re.compile(r"ChildFailedError|elastic\.multiprocessing|CalledProcessError|SignalException")
+
+
+@dataclass
+class Rank:
+    """The events of one rank, in order. Steps are in the order of their numbers."""
+
+    rank: int
+    events: list[Any]
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        """Return the events of one kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def last(self, kind: type[Any]) -> Any:
+        """Return the last event of one kind, or None."""
+        return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
+
+    @property
+    def begin(self) -> Begin:
+        found: Begin = self.of(Begin)[0]
+        return found
+
+    @property
+    def end(self) -> End | None:
+        found: End | None = self.last(End)
+        return found
+
+    @property
+    def steps(self) -> list[Step]:
+        return self.of(Step)
+
+    @property
+    def batches(self) -> list[Batch]:
+        return self.of(Batch)
+
+    def first_batches(self) -> dict[int, Batch]:
+        """Return the first batch of each step: the key is the number of steps done before it."""
+        found: dict[int, Batch] = {}
+        for batch in self.batches:
+            found.setdefault(batch.step, batch)
+        return found
+
+    def losses(self) -> dict[int, Loss]:
+        """Return the last loss before each step, by the number of steps done."""
+        return {loss.step: loss for loss in self.of(Loss)}
+
+
+@dataclass
+class Run:
+    """One start: its outcome and its ranks. `outcome` is None where the start did not happen."""
+
+    name: str
+    outcome: Outcome | None
+    ranks: list[Rank] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
+    log: str = ""
+
+    @property
+    def trained(self) -> bool:
+        return any(rank.steps for rank in self.ranks)
+
+    @property
+    def last_step(self) -> int:
+        """The number of optimizer steps that the rank with the most of them took."""
+        return max((step.step for rank in self.ranks for step in rank.steps), default=0)
+
+    @property
+    def saves(self) -> list[tuple[int, Save]]:
+        return [(rank.rank, save) for rank in self.ranks for save in rank.of(Save)]
+
+    @property
+    def writes(self) -> list[tuple[int, Write]]:
+        return [(rank.rank, write) for rank in self.ranks for write in rank.of(Write)]
+
+    @property
+    def sharded(self) -> bool:
+        return any(step.sharded for rank in self.ranks for step in rank.steps)
+
+    @property
+    def stand_in(self) -> bool:
+        return any(rank.begin.stand_in for rank in self.ranks)
+
+    def uncovered(self, *whats: str) -> str:
+        """Return why something cannot be observed here, or an empty text."""
+        for rank in self.ranks:
+            for event in rank.of(Uncovered):
+                if event.what in whats:
+                    return str(event.reason)
+        return ""
+
+    def injected(self, kind: str) -> list[Injected]:
+        """Return the faults of one kind that happened."""
+        return [event for rank in self.ranks for event in rank.of(Injected) if event.kind == kind]
+
+    def ends(self) -> list[End]:
+        return [rank.end for rank in self.ranks if rank.end]
+
+    def worlds(self) -> list[World]:
+        return [world for rank in self.ranks if (world := rank.last(World))]
+
+    def dropouts(self) -> Iterator[tuple[int, Dropout]]:
+        for rank in self.ranks:
+            yield from ((rank.rank, event) for event in rank.of(Dropout))
+
+    def complaint(self) -> str:
+        """Return the last line of the log that names an error, else its last line, else an empty text."""
+        lines = [re.sub(r"^\[(?:rank|default)?\d+\]:\s*", "", line).strip() for line in self.log.splitlines()]
+        lines = [line for line in lines if line]
+        errors = [found[0] for line in lines if not _LAUNCHER.search(line) and (found := _ERROR.search(line))]
+        return output.short((errors or lines or [""])[-1], 200)
+
+    def need(self) -> str:
+        """Return what the log says that the script needs: `cuda`, `network`, `stdin`, `torch`, or nothing."""
+        found = (need for need, rows in TABLE["needs"].items() if any(re.search(row, self.log) for row in rows))
+        return next(found, "")
+
+    def missing(self) -> str:
+        """Return why nothing can be said about this start, or an empty text."""
+        if self.outcome is None:
+            return f"the start `{self.name}` did not happen"
+        if self.outcome.ended_by == "skipped":
+            return self.outcome.reason or f"the start `{self.name}` was skipped"
+        return ""
+
+    def not_injected(self, kind: str, all_ranks: bool = False) -> str:
+        """Return why the fault of this start did not happen as planned, or an empty text."""
+        missing = self.missing()
+        if missing:
+            return missing
+        hit = {event.rank for event in self.injected(kind)}
+        if not hit or (all_ranks and hit != {rank.rank for rank in self.ranks}):
+            return f"the fault of the start `{self.name}` did not reach {'each rank' if hit else 'the script'}"
+        return ""
+
+
+@dataclass
+class Proof:
+    """All starts of a proof by name, and what the plan asked for."""
+
+    runs: dict[str, Run]
+    steps: int
+    hang_timeout: float = 60.0
+    grace: float = 30.0
+    notes: dict[str, str] = field(default_factory=dict)  # start -> why it was not planned
+
+    def run(self, name: str) -> Run:
+        """Return a start. One that was not carried out has no outcome."""
+        return self.runs.get(name) or Run(name, None)
+
+    def why_not(self, name: str) -> str:
+        """Return why nothing can be said about a start, or an empty text."""
+        run = self.run(name)
+        return self.notes.get(name, "") if run.outcome is None and name in self.notes else run.missing()
+
+
+def read(name: str, directory: Path) -> Run:
+    """Read what one start recorded. Damaged and missing files leave it without an outcome."""
+    try:
+        outcome = records.read_outcome(directory)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return Run(name, None)
+    by_rank: dict[int, list[Any]] = {}
+    # A rank may start several processes: the one that took most steps is the training.
+    for (rank, _), events in records.ranks(directory).items():
+        if any(isinstance(event, Begin) for event in events):
+            best = by_rank.get(rank, [])
+            by_rank[rank] = max(best, events, key=_weight)
+    ranks = [Rank(rank, events) for rank, events in sorted(by_rank.items())]
+    return Run(name, outcome, ranks, records.workers(directory), tail(directory / "log"))
+
+
+def _weight(events: list[Any]) -> tuple[int, int]:
+    return sum(isinstance(event, Step) for event in events), len(events)
+
+
+def tail(path: Path) -> str:
+    """Return the end of a log, or an empty text."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return file.read(TAIL_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def first_difference(left: dict[int, Any], right: dict[int, Any]) -> int | None:
+    """Return the lowest common key whose values differ, or None."""
+    return next((key for key in sorted(left.keys() & right.keys()) if left[key] != right[key]), None)
+
+
+def by_step(rank: Rank, value: Callable[[Step], Any]) -> dict[int, Any]:
+    """Return one value of each step of a rank."""
+    return {step.step: value(step) for step in rank.steps}
