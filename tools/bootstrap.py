@@ -231,11 +231,7 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1], "--quiet" in sys.argv)
     except OSError as error:
-        fail(
-            f"set-up failed: {error}",
-            "check that you can write to the checkout and that its disk has space",
-            1,
-        )
+        fail(f"set-up failed: {error}", "check that you can write to the checkout and that its disk has space", 1)
     except KeyboardInterrupt:
         say("interrupted; the next set-up keeps finished downloads")
         sys.exit(130)

@@ -67,10 +67,7 @@ class Renderer:
         environment = {"GIT_ALLOW_PROTOCOL": "https", **os.environ, "GIT_TERMINAL_PROMPT": "0"}
         try:
             done = captured(
-                [*self.argv, os.path.join(".", path)],
-                environment=environment,
-                seconds=BUILD_SECONDS,
-                largest=LARGEST,
+                [*self.argv, os.path.join(".", path)], environment=environment, seconds=BUILD_SECONDS, largest=LARGEST
             )
             answer, complaint = done.stdout.decode(), done.stderr.decode(errors="replace")
         except OSError as problem:
@@ -194,12 +191,7 @@ def _version(program: Path) -> str:
     command = [str(program), "version", *(["--client", "--output=json"] if kubectl else [])]
     try:
         done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PROBE_SECONDS,
-            check=False,
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
         )
     except OSError as problem:
         raise Unusable(f"{program} does not run: {problem.strerror}") from problem

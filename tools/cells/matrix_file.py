@@ -124,8 +124,7 @@ class _Entry:
             if owner is not None:
                 raise UserError(f"{self.at(key)}: {key} belongs in {owner}.yaml; each key has one owner")
             raise UserError(
-                f"{self.at(key)}: unknown key {key}",
-                did_you_mean(str(key), KEYS) or f"known here: {', '.join(KEYS)}",
+                f"{self.at(key)}: unknown key {key}", did_you_mean(str(key), KEYS) or f"known here: {', '.join(KEYS)}"
             )
 
     def _nodes(self) -> int:

@@ -20,13 +20,7 @@ from tools.workload.pod import ControllerFault, PodsUnknown
 from tools.workload.workload import Workload
 
 Names = dict[tuple[str, str], str]  # by kind and old name
-OWN = (
-    "ConfigMap",
-    "Secret",
-    "Service",
-    "NetworkPolicy",
-    "PodDisruptionBudget",
-)  # kinds of a job's own objects
+OWN = ("ConfigMap", "Secret", "Service", "NetworkPolicy", "PodDisruptionBudget")  # kinds of a job's own objects
 # Keys of a pod or a job whose value, or whose value's `name` or `secretName`, is the name of an object.
 REFERENCES = {
     **dict.fromkeys(("configMap", "configMapRef", "configMapKeyRef"), "ConfigMap"),

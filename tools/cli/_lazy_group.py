@@ -25,10 +25,7 @@ class LazyGroup(click.Group):
         self.directory, self.package = directory, package
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        files = [
-            *self.directory.glob("*.py"),
-            *(path.parent for path in self.directory.glob("*/__init__.py")),
-        ]
+        files = [*self.directory.glob("*.py"), *(path.parent for path in self.directory.glob("*/__init__.py"))]
         return sorted(path.stem.replace("_", "-") for path in files if not path.stem.startswith("_"))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

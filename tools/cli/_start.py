@@ -12,8 +12,6 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--command", "words", metavar="TEXT", help="What the containers start, in place of the manifest's."
     )
     config = click.option(
-        "--image-config",
-        is_flag=True,
-        help="Ask docker and the registry what an image without command starts.",
+        "--image-config", is_flag=True, help="Ask docker and the registry what an image without command starts."
     )
     return words(config(command))

@@ -32,11 +32,7 @@ from tools.local import run
 @_knobs.target
 @_knobs.options
 @click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="Use port N for the rendezvous.")
-@click.option(
-    "--fresh",
-    is_flag=True,
-    help="Start over; the run moves to a trash for 7 days.",
-)
+@click.option("--fresh", is_flag=True, help="Start over; the run moves to a trash for 7 days.")
 @click.option("--dry-run", is_flag=True, help="Print what would start; start nothing.")
 @click.option("--show-example", is_flag=True, help="Print one fine-tuning example, with the tokens that are learned.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan or the final report as JSON.")

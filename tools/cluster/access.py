@@ -10,11 +10,7 @@ from tools.cluster.spec import Spec
 
 TEAM = "team"  # not a policy of EKS: the Role of base/plugins/namespace
 TEAM_GROUP = "trainyard-team:"  # and the namespace: the group to which that Role is bound
-POLICIES = {
-    "admin": "AmazonEKSClusterAdminPolicy",
-    "edit": "AmazonEKSEditPolicy",
-    "view": "AmazonEKSViewPolicy",
-}
+POLICIES = {"admin": "AmazonEKSClusterAdminPolicy", "edit": "AmazonEKSEditPolicy", "view": "AmazonEKSViewPolicy"}
 
 
 def policy_arn(partition: str, policy: str) -> str:

@@ -188,10 +188,7 @@ def permission(session: Session, wanted: Wanted) -> Finding:
             DryRun=True,
             Type="instant",
             LaunchTemplateConfigs=[{"LaunchTemplateSpecification": specification, "Overrides": [override]}],
-            TargetCapacitySpecification={
-                "TotalTargetCapacity": wanted.count,
-                "DefaultTargetCapacityType": kind,
-            },
+            TargetCapacitySpecification={"TotalTargetCapacity": wanted.count, "DefaultTargetCapacityType": kind},
         )
     except AwsError as problem:
         if problem.aws_code == "DryRunOperation":

@@ -119,12 +119,7 @@ def _simulate(session: Session, account: ServiceAccount, operation: str, subject
             for key, value in one.context
         ]
         answer = session.call(
-            "iam",
-            operation,
-            **subject,
-            ActionNames=[one.action],
-            ResourceArns=[one.resource],
-            ContextEntries=context,
+            "iam", operation, **subject, ActionNames=[one.action], ResourceArns=[one.resource], ContextEntries=context
         )
         decision = answer["EvaluationResults"][0]["EvalDecision"]
         asked += 1

@@ -193,9 +193,7 @@ def lustre(session: Session, spec: Spec, seen: Seen) -> Finding:
     found = session.find("fsx", "describe_file_systems", FileSystemIds=[number])
     if found is None:
         return bad(
-            "lustre",
-            f"the file system {number} does not exist",
-            f"yard cluster init {spec.title} --eks {spec.name}",
+            "lustre", f"the file system {number} does not exist", f"yard cluster init {spec.title} --eks {spec.name}"
         )
     (row,) = found["FileSystems"]
     interfaces = row.get("NetworkInterfaceIds") or []

@@ -15,18 +15,7 @@ from tools.cluster.component_checks import CLAIM
 from tools.cluster.discover import Found, discover
 from tools.cluster.node_checks import is_on_ec2
 from tools.cluster.nodes import ZONE_LABEL
-from tools.cluster.snapshot import (
-    CLAIMS,
-    CLASSES,
-    CRD,
-    DAEMONS,
-    DEPLOYMENTS,
-    JOBS,
-    OF_TEAM,
-    QUEUES,
-    Snapshot,
-    collect,
-)
+from tools.cluster.snapshot import CLAIMS, CLASSES, CRD, DAEMONS, DEPLOYMENTS, JOBS, OF_TEAM, QUEUES, Snapshot, collect
 from tools.cluster.spec import REGION, ZONE, Spec
 from tools.core.tables import load
 from tools.facts.instances import EFA, NEURON, NVIDIA
@@ -115,11 +104,7 @@ def observe(kubectl: Kubectl, spec: Spec, team: str | None, known: Mapping[str, 
     classes = seen.of(CLASSES)
     tables: tuple[tuple[str, str, Callable[[], str]], ...] = (
         ("STORAGE_CLASSES", CLASSES, lambda: _listed(map(name_of, classes))),
-        (
-            "DEFAULT_STORAGE_CLASS",
-            CLASSES,
-            lambda: _listed(name_of(one) for one in classes if _is_default(one)),
-        ),
+        ("DEFAULT_STORAGE_CLASS", CLASSES, lambda: _listed(name_of(one) for one in classes if _is_default(one))),
         ("CLAIMS", CLAIMS, lambda: _listed(_in(place, seen.of(CLAIMS)))),
         ("JOB_KINDS", CRD, lambda: _listed(_job_kinds(seen))),
         ("OPERATORS", DEPLOYMENTS, lambda: _listed(_operators(seen))),

@@ -208,10 +208,7 @@ def _prove(before: str, after: str, cluster: Cluster) -> None:
         raise UserError(f"{where}: {str(problem).splitlines()[0]}", _UNQUOTABLE) from problem
     difference = _difference(meant, read, cluster, "")
     if difference:
-        raise UserError(
-            f"{_title(before)}{difference}: YAML changes the value from {cluster.source}",
-            _UNQUOTABLE,
-        )
+        raise UserError(f"{_title(before)}{difference}: YAML changes the value from {cluster.source}", _UNQUOTABLE)
 
 
 def _parsed(document: str) -> Any:

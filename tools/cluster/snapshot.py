@@ -28,10 +28,7 @@ JOBS = "pytorchjobs.kubeflow.org"
 ALL_NAMESPACES = ("pods", SLICES, CLAIMS, DAEMONS, DEPLOYMENTS, QUEUES, JOBS)
 OF_TEAM = (CLAIMS, QUEUES)  # the team's own are enough for the checks
 KEPT = ("name", "resources", "restartPolicy")  # of a container
-CHECKED = (
-    *("nodes", "namespaces", CRD, OPERATOR_WEBHOOK, "csidrivers", "csinodes"),
-    *("pods", SLICES, CLAIMS),
-)
+CHECKED = ("nodes", "namespaces", CRD, OPERATOR_WEBHOOK, "csidrivers", "csinodes", "pods", SLICES, CLAIMS)
 
 
 @dataclass(frozen=True)

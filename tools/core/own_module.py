@@ -18,11 +18,7 @@ def answer(module: list[str]) -> dict[str, Any]:
     """
     with tempfile.TemporaryFile("w+") as printed:
         child = subprocess.Popen(
-            [sys.executable, "-m", *module],
-            cwd=repo.root(),
-            stdout=printed,
-            stderr=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-m", *module], cwd=repo.root(), stdout=printed, stderr=subprocess.PIPE, text=True
         )
         assert child.stderr is not None
         last = ""

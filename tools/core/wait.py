@@ -8,10 +8,7 @@ T = TypeVar("T")
 
 
 def until(
-    probe: Callable[[], T | None],
-    seconds: float,
-    every: float = 2.0,
-    report: Callable[[float], None] | None = None,
+    probe: Callable[[], T | None], seconds: float, every: float = 2.0, report: Callable[[float], None] | None = None
 ) -> T | None:
     """Call `probe` every `every` seconds until it returns a true value, for at most `seconds`.
 

@@ -21,18 +21,7 @@ from tools.core.verdict import State, Verdict
 from tools.gitops import flux_objects, git
 from tools.gitops.live import Live
 from tools.gitops.render import render
-from tools.gitops.run_file import (
-    CELL,
-    COMMIT,
-    DIGEST,
-    FEATURE,
-    HEALTH,
-    RUNNER,
-    SSA,
-    RunFile,
-    health_check,
-    read,
-)
+from tools.gitops.run_file import CELL, COMMIT, DIGEST, FEATURE, HEALTH, RUNNER, SSA, RunFile, health_check, read
 from tools.kube.manifests import Manifests, Object
 from tools.preflight.evaluate import evaluate
 

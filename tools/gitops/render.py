@@ -64,11 +64,7 @@ def _edited(leaf: dict[str, Any], run: RunFile) -> dict[str, Any]:
     """
     spec = run.spec
     made = dict(leaf)
-    for key, name in (
-        ("namespace", "targetNamespace"),
-        ("nameSuffix", "nameSuffix"),
-        ("namePrefix", "namePrefix"),
-    ):
+    for key, name in (("namespace", "targetNamespace"), ("nameSuffix", "nameSuffix"), ("namePrefix", "namePrefix")):
         made |= {key: spec[name]} if spec.get(name) else {}
     for key in ("patches", "components"):
         made[key] = [*(leaf.get(key) or []), *(spec.get(key) or [])]

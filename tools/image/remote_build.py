@@ -106,12 +106,7 @@ def buildspec(name: str, arguments: Mapping[str, str], platform: str) -> str:
     login = f"aws ecr get-login-password | docker login --username AWS --password-stdin {shlex.quote(host)}"
     # CodeBuild runs post_build also after a failed build: the test keeps it from pushing then.
     push = f'test "$CODEBUILD_BUILD_SUCCEEDING" = 1 && docker push {shlex.quote(name)}'
-    commands = {
-        "install": "docker version",
-        "pre_build": login,
-        "build": shlex.join([*words, "."]),
-        "post_build": push,
-    }
+    commands = {"install": "docker version", "pre_build": login, "build": shlex.join([*words, "."]), "post_build": push}
     out = io.StringIO()
     phases = {phase: {"commands": [text]} for phase, text in commands.items()}
     YAML(typ="safe").dump({"version": 0.2, "phases": phases}, out)
@@ -159,11 +154,7 @@ class Log:
         """Read new lines. CodeBuild opens the stream some time after the start."""
         if not logs.get("groupName") or not logs.get("streamName"):
             return
-        wanted = {
-            "logGroupName": logs["groupName"],
-            "logStreamName": logs["streamName"],
-            "startFromHead": True,
-        }
+        wanted = {"logGroupName": logs["groupName"], "logStreamName": logs["streamName"], "startFromHead": True}
         while True:
             more = {"nextToken": self._token} if self._token else {}
             page = self.session.find("logs", "get_log_events", **wanted, **more)

@@ -183,10 +183,7 @@ def pins(draft: Draft, verdict: Verdict) -> None:
     read, torch = draft.read(), versions.find_torch(draft.read())
     locked = _locked(draft)
     if torch and torch.whole and torch.install:
-        fitting = {
-            "torchvision": compatibility.torchvision_release(torch.version),
-            "torchaudio": torch.version,
-        }
+        fitting = {"torchvision": compatibility.torchvision_release(torch.version), "torchaudio": torch.version}
         locked = {name: release for name, release in fitting.items() if release} | locked
     place = verdict.details["file"], verdict.details["line"]
     groups = ([one for one in install.packages if not one.exact and one.name not in TOOLS] for install in read.shipped)

@@ -40,10 +40,7 @@ class Signer:
 
     def for_verifying(self) -> list[str]:
         who = [f"--certificate-identity={self.identity}", f"--certificate-oidc-issuer={self.issuer}"]
-        return [
-            *([f"--key={self.key}"] if self.key else who),
-            f"--insecure-ignore-tlog={self.offline}".lower(),
-        ]
+        return [*([f"--key={self.key}"] if self.key else who), f"--insecure-ignore-tlog={self.offline}".lower()]
 
     def __str__(self) -> str:
         if not self.key:

@@ -21,11 +21,7 @@ def applies(policy: Object, direction: str, labels: Object) -> bool:
 
 
 def admits(
-    policy: Object,
-    direction: str,
-    peers: Object,
-    ports: range = ALL_PORTS,
-    named: Mapping[str, int] | None = None,
+    policy: Object, direction: str, peers: Object, ports: range = ALL_PORTS, named: Mapping[str, int] | None = None
 ) -> bool:
     """Return whether a rule of a policy admits TCP between the pods it selects and pods with labels `peers`.
 

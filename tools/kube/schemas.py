@@ -86,9 +86,7 @@ def _file_of(item: Object) -> str:
 def _faults(error: Any) -> Iterator[Fault]:
     """Yield the faults in one of jsonschema's errors."""
     path = re.sub(
-        r"\.\[",
-        "[",
-        ".".join(f"[{one}]" if isinstance(one, int) else str(one) for one in error.absolute_path),
+        r"\.\[", "[", ".".join(f"[{one}]" if isinstance(one, int) else str(one) for one in error.absolute_path)
     )
     wanted = error.validator_value
     if error.validator == "additionalProperties":

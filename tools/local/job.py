@@ -73,12 +73,7 @@ class LocalJob:
 
 
 def ready(
-    manifests: Manifests,
-    target: Sequence[str],
-    knobs: Knobs,
-    port: int | None = None,
-    *,
-    plan_only: bool = False,
+    manifests: Manifests, target: Sequence[str], knobs: Knobs, port: int | None = None, *, plan_only: bool = False
 ) -> LocalJob:
     """Check the one job of `manifests`, which have the knobs already, and return it ready to start.
 
@@ -145,10 +140,7 @@ def _with_port(manifests: Manifests, port: int) -> Manifests:
         for container in replica["template"]["spec"]["containers"]:
             ports = container.get("ports") or []
             others = [one for one in ports if one.get("name") != operator_pods.DEFAULT_PORT_NAME]
-            container["ports"] = [
-                *others,
-                {"name": operator_pods.DEFAULT_PORT_NAME, "containerPort": port},
-            ]
+            container["ports"] = [*others, {"name": operator_pods.DEFAULT_PORT_NAME, "containerPort": port}]
     return result
 
 

@@ -56,10 +56,7 @@ def read(run_directory: Path) -> Report | None:
         return None
     samples = report.get("samples")
     known = {key: value for key, value in report.items() if key not in NUMBERS or _is_number(value)}
-    return {
-        **known,
-        "samples": [one for one in samples if _is_sample(one)] if isinstance(samples, list) else [],
-    }
+    return {**known, "samples": [one for one in samples if _is_sample(one)] if isinstance(samples, list) else []}
 
 
 def _is_number(value: Any) -> bool:
@@ -97,23 +94,14 @@ def _show_text(title: str, text: str) -> None:
 
 def as_data(job: LocalJob, report: Report) -> dict[str, Any]:
     """Return the summary as plain data for `--json`."""
-    return {
-        "job": job.name,
-        "report": report,
-        "places": dict(_places(job, report)),
-        "next": dict(next_commands(job)),
-    }
+    return {"job": job.name, "report": report, "places": dict(_places(job, report)), "next": dict(next_commands(job))}
 
 
 def next_commands(job: LocalJob) -> list[tuple[str, str]]:
     """Return the next commands. They run as printed from the checkout's root."""
     rows = []
     if job.config is not None:
-        longer = [
-            *job.arguments(without="train.steps"),
-            "--set",
-            f"train.steps={2 * job.config.train.steps}",
-        ]
+        longer = [*job.arguments(without="train.steps"), "--set", f"train.steps={2 * job.config.train.steps}"]
         prompt = shlex.quote(_prompt(job.config))
         rows += [
             ("train further", run_command(job.target, longer)),
@@ -201,15 +189,7 @@ REFERENCES = {
     "unigram_nats_and_ln_2": ("against unigrams", "entropy of single tokens in the same data, + ln 2"),
 }
 
-NUMBERS = (
-    "seconds",
-    "heldout_loss",
-    "heldout_loss_before",
-    "tokens_per_s",
-    "mfu",
-    "skipped_lines",
-    *REFERENCES,
-)
+NUMBERS = ("seconds", "heldout_loss", "heldout_loss_before", "tokens_per_s", "mfu", "skipped_lines", *REFERENCES)
 
 
 def _figures(report: Report) -> list[tuple[str, str]]:

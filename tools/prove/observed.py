@@ -8,8 +8,21 @@ from typing import Any
 
 from tools.core import output, tables
 from training.prove import records
-from training.prove.records import Batch, Begin, Dropout, End, Injected, Loss, Outcome, Save, Step, Uncovered, World
-from training.prove.records import Worker, Write
+from training.prove.records import (
+    Batch,
+    Begin,
+    Dropout,
+    End,
+    Injected,
+    Loss,
+    Outcome,
+    Save,
+    Step,
+    Uncovered,
+    Worker,
+    World,
+    Write,
+)
 
 TABLE: dict[str, Any] = tables.load("prove/claims.yaml")
 TAIL_BYTES = 256 << 10

@@ -125,13 +125,7 @@ def _add_source(result: Environment, source: Object, pod: Pod, manifests: Manife
 
 
 def _add_entry(
-    result: Environment,
-    entry: Object,
-    pod: Pod,
-    container: Object,
-    manifests: Manifests,
-    share: int,
-    address: str,
+    result: Environment, entry: Object, pod: Pod, container: Object, manifests: Manifests, share: int, address: str
 ) -> None:
     name = entry["name"]
     source = entry.get("valueFrom")

@@ -170,10 +170,7 @@ class Scope:
             char = text[at]
             if char == "\\":
                 following = text[at + 1 : at + 2]
-                yield (
-                    ("" if following == "\n" else following if following in '"\\$`' else char + following),
-                    False,
-                )
+                yield (("" if following == "\n" else following if following in '"\\$`' else char + following), False)
                 at += 2
             elif char in "$`":
                 end = closing(text, at)
@@ -185,8 +182,7 @@ class Scope:
                 at = end
             else:
                 end = min(
-                    (found for found in (text.find(mark, at) for mark in "\\$`") if found >= 0),
-                    default=len(text),
+                    (found for found in (text.find(mark, at) for mark in "\\$`") if found >= 0), default=len(text)
                 )
                 yield text[at:end], False
                 at = end

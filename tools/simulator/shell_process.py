@@ -173,12 +173,7 @@ class Shell(Flow):
         return None
 
     def _shell(
-        self,
-        name: str,
-        words: list[str],
-        environment: dict[str, str],
-        parents: tuple[Parent, ...],
-        given: str,
+        self, name: str, words: list[str], environment: dict[str, str], parents: tuple[Parent, ...], given: str
     ) -> int | None:
         options: set[str] = set()
         while words and re.fullmatch(r"[-+][A-Za-z]+|--[a-z]+", words[0]):

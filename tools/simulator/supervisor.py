@@ -152,10 +152,7 @@ class Supervisor:
         try:
             yield
         finally:
-            for (
-                number,
-                handler,
-            ) in before.items():  # after a stop, another signal must not cut the cleanup short
+            for number, handler in before.items():  # after a stop, another signal must not cut the cleanup short
                 signal.signal(number, signal.SIG_IGN if self._stop.signal else handler)
 
     def _start(self, running: _Running) -> None:

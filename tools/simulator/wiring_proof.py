@@ -109,13 +109,7 @@ def prove(analysis: Analysis, pods: int | None, nproc: int | None, timeout: floa
         records = _records(nodes, directory)
         said = {node.pod.name: _last_lines(_log(directory, index)) for index, node in enumerate(nodes)}
     ran = f"ran here: {_sized(size)}, {time.monotonic() - began:.1f} s"
-    evidence = [
-        *analysis.verdict.evidence,
-        ran,
-        network,
-        *_left_out(nodes),
-        *_lines(nodes, records, ends, said),
-    ]
+    evidence = [*analysis.verdict.evidence, ran, network, *_left_out(nodes), *_lines(nodes, records, ends, said)]
     return _judge(analysis, size, records, ends, evidence, timeout)
 
 
@@ -297,10 +291,7 @@ def _records(nodes: Sequence[Node], directory: Path) -> list[dict[str, Any]]:
 
 
 def _lines(
-    nodes: Sequence[Node],
-    records: list[dict[str, Any]],
-    ends: dict[str, int | None],
-    said: dict[str, str],
+    nodes: Sequence[Node], records: list[dict[str, Any]], ends: dict[str, int | None], said: dict[str, str]
 ) -> list[str]:
     """Return one line for each pod: its ranks, and how its launcher ended if it failed."""
     lines = []

@@ -32,9 +32,7 @@ def owner(token: str) -> str | None:
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     try:
         answer = httpx2.get(
-            f"{endpoint.rstrip('/')}/api/whoami-v2",
-            headers={"Authorization": f"Bearer {token}"},
-            timeout=SECONDS,
+            f"{endpoint.rstrip('/')}/api/whoami-v2", headers={"Authorization": f"Bearer {token}"}, timeout=SECONDS
         )
         if answer.status_code == 200:
             return str(answer.json()["name"])

@@ -91,11 +91,7 @@ class JobSet(Workload):
         ]
 
     def _batch(self, name: str, spec: Object, index: int) -> Batch:
-        added = {
-            f"{LABEL}jobset-name": self.name,
-            f"{LABEL}replicatedjob-name": name,
-            f"{LABEL}job-index": str(index),
-        }
+        added = {f"{LABEL}jobset-name": self.name, f"{LABEL}replicatedjob-name": name, f"{LABEL}job-index": str(index)}
         if self.coordinator:
             added[f"{LABEL}coordinator"] = self.coordinator
         subdomain = "" if self.nameless else self.subdomain

@@ -21,13 +21,7 @@ import re
 
 from tools.core.tables import load
 from tools.kube.manifests import Object
-from tools.workload.operator_admission import (
-    DEFAULT_CONTAINER,
-    MASTER,
-    REPLICA_TYPES,
-    WORKER,
-    parsed,
-)
+from tools.workload.operator_admission import DEFAULT_CONTAINER, MASTER, REPLICA_TYPES, WORKER, parsed
 from tools.workload.pod import ControllerFault, Pod, check_size, main_container, with_environment
 
 LATEST = "1.9.4"

@@ -382,12 +382,7 @@ class Workload(ABC):
         """Return the pods of a job of the right shape."""
 
     def _pod_of(
-        self,
-        role: Role,
-        index: int,
-        labels: dict[str, str],
-        given: Iterable[Object] = (),
-        hosts: tuple[str, ...] = (),
+        self, role: Role, index: int, labels: dict[str, str], given: Iterable[Object] = (), hosts: tuple[str, ...] = ()
     ) -> Pod:
         """Return the pod `<job>-<role>-<index>`, with what the controller adds to the role's template."""
         metadata = role.template.get("metadata") or {}

@@ -114,10 +114,7 @@ def _shell(item: Object) -> Object:
 def _values(spec: Object, trial: str, item: Object) -> dict[str, str]:
     """Return a possible value of each trial parameter: the first of its list, or its minimum."""
     spaces = {one["name"]: one.get("feasibleSpace") or {} for one in spec.get("parameters") or []}
-    known = {
-        "${trialSpec.Name}": trial,
-        "${trialSpec.Namespace}": item["metadata"].get("namespace", "default"),
-    }
+    known = {"${trialSpec.Name}": trial, "${trialSpec.Namespace}": item["metadata"].get("namespace", "default")}
     found = {}
     for one in spec["trialTemplate"].get("trialParameters") or []:
         reference = one.get("reference") or one["name"]

@@ -58,10 +58,7 @@ def cluster_or_context(command: Command, both: bool = False) -> Command:
     @click.argument("name", metavar="[CLUSTER]", required=False)
     @click.option("--context", metavar="NAME", help="The context of the kubeconfig. Default: the current one.")
     @click.option(
-        "-n",
-        "--namespace",
-        metavar="NAME",
-        help="The team's namespace. Default: that of CLUSTER, or of the context.",
+        "-n", "--namespace", metavar="NAME", help="The team's namespace. Default: that of CLUSTER, or of the context."
     )
     @click.option("--region", metavar="NAME", help="The AWS region. Default: that of the cluster.")
     @click.option("--profile", metavar="NAME", help="The profile in ~/.aws.")

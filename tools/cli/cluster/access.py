@@ -30,10 +30,7 @@ from tools.core.errors import UserError
 @_options.cluster_and_account
 @click.argument("principal", required=False)
 @click.option(
-    "--policy",
-    type=click.Choice(sorted([*access.POLICIES, access.TEAM])),
-    required=True,
-    help="What to allow.",
+    "--policy", type=click.Choice(sorted([*access.POLICIES, access.TEAM])), required=True, help="What to allow."
 )
 @click.option(
     "--namespace",

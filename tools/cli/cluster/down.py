@@ -115,11 +115,7 @@ def _tell(ours: list[inventory.Resource], left: list[inventory.Resource], delete
 
 
 def _show(
-    spec: Spec,
-    account: str,
-    region: str,
-    ours: list[inventory.Resource],
-    left: list[inventory.Resource],
+    spec: Spec, account: str, region: str, ours: list[inventory.Resource], left: list[inventory.Resource]
 ) -> None:
     output.line(f"{spec.name} in account {account}, {region}")
     for one in ours:

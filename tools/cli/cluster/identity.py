@@ -84,11 +84,7 @@ def _simulated(findings: list[finding.Finding], as_json: bool) -> None:
 
 
 def _applied(
-    roles: identity.Roles,
-    accounts: list[service_accounts.ServiceAccount],
-    irsa: bool,
-    dry_run: bool,
-    as_json: bool,
+    roles: identity.Roles, accounts: list[service_accounts.ServiceAccount], irsa: bool, dry_run: bool, as_json: bool
 ) -> None:
     by_token = [one for one in accounts if irsa or one.needs_irsa]
     if by_token:

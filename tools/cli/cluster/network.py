@@ -27,10 +27,7 @@ from tools.kube.kubectl import Kubectl
 @click.command(help=__doc__)
 @_options.cluster_or_context
 @click.option(
-    "--prefix-delegation",
-    "prefixes",
-    type=click.Choice(["on", "off"]),
-    help="Turn it on or off in the VPC CNI.",
+    "--prefix-delegation", "prefixes", type=click.Choice(["on", "off"]), help="Turn it on or off in the VPC CNI."
 )
 @_options.as_json
 def command(spec: Spec, session: Session, kubectl: Kubectl, prefixes: str | None, as_json: bool) -> None:

@@ -43,13 +43,7 @@ from tools.kube.kubectl import Kubectl
 @click.option("--save", "keep", type=click.Path(path_type=Path), metavar="DIR", help="Save the snapshot.")
 @_options.as_json
 def command(
-    spec: Spec,
-    session: Session,
-    kubectl: Kubectl,
-    fix: bool,
-    recorded: Path | None,
-    keep: Path | None,
-    as_json: bool,
+    spec: Spec, session: Session, kubectl: Kubectl, fix: bool, recorded: Path | None, keep: Path | None, as_json: bool
 ) -> None:
     if recorded and fix:
         raise UserError("a saved snapshot cannot be fixed", "leave out --from or --fix")

@@ -22,10 +22,7 @@ from tools.core import output, repo
 @click.option("--text-field", default="text", show_default=True, help="The field of JSONL and Parquet rows.")
 @click.option("--heldout-fraction", default=0.02, show_default=True, help="Share of documents held out.")
 @click.option(
-    "--tokenizer",
-    default="train",
-    show_default=True,
-    help="train, a directory, a tokenizer.json, or ORG/NAME@COMMIT.",
+    "--tokenizer", default="train", show_default=True, help="train, a directory, a tokenizer.json, or ORG/NAME@COMMIT."
 )
 @click.option("--vocab-size", default=4096, show_default=True, help="The model's vocab_size.")
 @click.option("--root", type=click.Path(path_type=Path), help="Where datasets are.  [default: local/data]")

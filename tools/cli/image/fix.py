@@ -34,11 +34,7 @@ from tools.image.rules.evaluate import find
 @BUILD_ARG
 @click.option("--image", metavar="IMAGE", help="Import modules in this built image, and add missing ones.")
 @click.option(
-    "--module",
-    "modules",
-    multiple=True,
-    metavar="NAME",
-    help="With --image: import these, not the trainer's.",
+    "--module", "modules", multiple=True, metavar="NAME", help="With --image: import these, not the trainer's."
 )
 @click.option("--write", is_flag=True, help="Change the files.")
 @click.option("--json", "as_json", is_flag=True, help="Print diff, repairs and what is left as JSON.")

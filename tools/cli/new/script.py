@@ -34,12 +34,7 @@ from tools.new.script import Script, files_of, from_manifest
 )  # fmt: skip
 @click.option("--from-file", "file", metavar="FILE", help="A manifest of a job; - reads standard input.")
 def command(
-    name: str,
-    image: str | None,
-    words: str | None,
-    nodes: int | None,
-    hardware: tuple[str, ...],
-    file: str | None,
+    name: str, image: str | None, words: str | None, nodes: int | None, hardware: tuple[str, ...], file: str | None
 ) -> None:
     script = from_manifest(manifests.read(file)) if file else Script()
     script.image = image or script.image

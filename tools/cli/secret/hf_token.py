@@ -40,13 +40,7 @@ def command(kubectl: Kubectl, from_env: str | None, as_json: bool) -> None:
     uid, version = hub_token.store(here, token)
     if as_json:
         output.data(
-            {
-                "namespace": here.namespace,
-                "secret": hub_token.NAME,
-                "uid": uid,
-                "version": version,
-                "owner": owner,
-            }
+            {"namespace": here.namespace, "secret": hub_token.NAME, "uid": uid, "version": version, "owner": owner}
         )
         return
     output.line(f"{here.namespace}/Secret/{hub_token.NAME} {uid}, version {version}")

@@ -110,10 +110,7 @@ def rules() -> dict[str, Rule]:
 
 
 def subject(
-    target: Target,
-    given: Mapping[str, str] | None = None,
-    machine: Instance | None = None,
-    driver: int | None = None,
+    target: Target, given: Mapping[str, str] | None = None, machine: Instance | None = None, driver: int | None = None
 ) -> Subject:
     """Return what the rules read; `given` are build arguments. Raises UserError if it cannot be read."""
     try:

@@ -149,9 +149,6 @@ def _wanted(snapshot: Snapshot) -> dict[str, Decimal]:
             for key in (f"requests.{resource}", resource):
                 most[key] = max(most.get(key, Decimal(0)), value)
         for resource in ("cpu", "memory"):
-            key, total = (
-                f"limits.{resource}",
-                sum((one.get(resource, Decimal(0)) for one in limits), Decimal(0)),
-            )
+            key, total = f"limits.{resource}", sum((one.get(resource, Decimal(0)) for one in limits), Decimal(0))
             most[key] = max(most.get(key, Decimal(0)), total)
     return most

@@ -86,10 +86,7 @@ def _from_event(snapshot: Snapshot, event: Object) -> Cause | None:
     found = log_causes.first_cause(log_lines.read(text, pod))
     if found is not None and found.kind != "crash":
         who = pod if found.rank is None else f"rank {found.rank}"
-        evidence = [
-            short(f"{pod}: {found.evidence}"),
-            f"from the operator's event, exit code {code}",
-        ]
+        evidence = [short(f"{pod}: {found.evidence}"), f"from the operator's event, exit code {code}"]
         return failure(found.kind, who, evidence, found.host or pod, found.rank, at)
     kind = exit_codes.kind_of(code, any(map(accelerators, template_specs(snapshot.workload))))
     if kind is None:

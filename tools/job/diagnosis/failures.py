@@ -126,10 +126,7 @@ def _from_status(failed: Failed) -> Cause | None:
         evidence = [short(f"{failed.where}: {end.reason}, exit code {end.code}: {end.message}")]
         return failure(startup.start_error(end.message), pod.short, evidence, pod.name, at=at)
     if end and end.reason == "ContainerStatusUnknown":
-        summary, evidence = (
-            f"{pod.short}: its node lost it",
-            [short(f"{failed.where}: {end.reason}: {end.message}")],
-        )
+        summary, evidence = f"{pod.short}: its node lost it", [short(f"{failed.where}: {end.reason}: {end.message}")]
         return Cause("node-lost", Layer.FAILED, summary, evidence, pod.name, at=at)
     disruption = pod.condition("DisruptionTarget")
     if disruption and disruption.get("status") == "True":

@@ -123,10 +123,7 @@ def _without_failure(logs: list[LogFile], code: int | None, checked: list[str]) 
         evidence = [short(f"exit code {code}, last line: {mask(last.text.strip()) if last else 'none'}")]
         cause = exit_codes.failure(kind or ("command" if code in (126, 127) else "crash"), "the process", evidence, "")
         return Explanation(
-            State.FAIL,
-            cause.summary,
-            [replace(cause, confidence="low: only the exit code shows it")],
-            checked,
+            State.FAIL, cause.summary, [replace(cause, confidence="low: only the exit code shows it")], checked
         )
     quit_early = next((one for one in seen if one.gave_up and not one.trained), None)
     silent = code == 0 and all(one.complete and not one.trained and not one.busy for one in seen)

@@ -24,10 +24,7 @@ ZONE = "topology.kubernetes.io/zone"
 # The kinds of obstacles, by what it takes to remove them: those at the front need other nodes or another pod,
 # those at the end only time or capacity. `Fit.nearest` compares positions in this list. Pod affinity is last:
 # a node that only this rule excludes has room for the pod.
-ORDER = (
-    *("name", "selector", "affinity", "zone"),
-    *("not ready", "cordoned", "taint", "pods", "resource", "together"),
-)
+ORDER = ("name", "selector", "affinity", "zone", "not ready", "cordoned", "taint", "pods", "resource", "together")
 
 
 @dataclass(frozen=True)

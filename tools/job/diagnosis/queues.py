@@ -35,10 +35,7 @@ def kueue(snapshot: Snapshot, queue: str) -> tuple[list[str], str | None]:
     age = snapshot.age(moment(snapshot.job["metadata"].get("creationTimestamp"))) or 0.0
     if snapshot.saw("Workload") and workload is None and age > WORKLOAD_AFTER:
         line = "Kueue has not created a Workload for the job"
-        return [
-            *evidence,
-            line,
-        ], f"check that Kueue runs with its integration for {snapshot.live.top['kind']}"
+        return [*evidence, line], f"check that Kueue runs with its integration for {snapshot.live.top['kind']}"
     return [*evidence, *lines], advice
 
 

@@ -31,10 +31,7 @@ def needed(spec: Object) -> Iterator[Reference]:
     for container in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]:
         variables = container.get("env") or []
         sources = [(entry.get("valueFrom") or {}, f"variable {entry['name']}") for entry in variables]
-        for source, used_by in [
-            *sources,
-            *((source, "its environment") for source in container.get("envFrom") or []),
-        ]:
+        for source, used_by in [*sources, *((source, "its environment") for source in container.get("envFrom") or [])]:
             for kind, prefix in (("ConfigMap", "configMap"), ("Secret", "secret")):
                 item = source.get(f"{prefix}KeyRef") or source.get(f"{prefix}Ref")
                 if item and not item.get("optional"):

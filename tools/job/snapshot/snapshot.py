@@ -206,9 +206,7 @@ def _checked(seen: Snapshot) -> Snapshot:
         raise TypeError("the job has no spec")
     seen.workload  # noqa: B018 - raises for a kind that is not read
     return replace(
-        seen,
-        run=run_answer.checked(seen.run),
-        unseen={str(what): str(why) for what, why in seen.unseen.items()},
+        seen, run=run_answer.checked(seen.run), unseen={str(what): str(why) for what, why in seen.unseen.items()}
     )
 
 
