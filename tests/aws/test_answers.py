@@ -190,7 +190,7 @@ JOB_COMMANDS = (
         "retry x",
         "metrics x",
         "rank0 x",
-        "cp x checkpoints /tmp/none",
+        "cp x checkpoints {directory}",
     ),
     *("exec x --json ls", "debug x", "devices x"),
 )
@@ -208,7 +208,8 @@ def test_a_foreign_answer_of_kubectl_is_one_sentence(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(kustomize, "ensure", lambda root, say: None)
     commands = [f"cluster {one}" for one in KUBECTL_COMMANDS if "run" not in one]
-    for command in (*commands, *(f"job {one} -n team-a" for one in JOB_COMMANDS)):
+    for row in (*commands, *(f"job {one} -n team-a" for one in JOB_COMMANDS)):
+        command = row.format(directory=tmp_path / "none")
         code = cli.invoke(command.split())
         shown = capsys.readouterr()
         assert (code, shown.err.count("error:")) == (3, 1), (command, shown)

@@ -15,7 +15,7 @@ from training.agent.mask import Mask
 from training.agent.output_progress import OutputProgress
 from training.agent.ranks import ranks_below
 from training.pod.development import Code
-from training.pod.supervisor import Pod
+from training.pod.supervisor import TICK, Pod
 from training.run.directory import RunDir
 from training.run.failure import CODES, Failure
 from training.run.hang_limits import Limits
@@ -62,6 +62,23 @@ class ScriptPod(Pod):
                 self._drain_file.touch()
         with contextlib.suppress(ProcessLookupError, AttributeError):
             os.killpg(self._child.pid, signal.SIGTERM)
+
+    def _end_rest(self) -> None:
+        """After a request to stop, wait for the whole process group: a shell ends before the script that saves.
+
+        The grace period of the pod bounds the wait.
+        """
+        while self._stopping is not None and self._group_lives():
+            self._read(TICK)
+            self._reap()
+        super()._end_rest()
+
+    def _group_lives(self) -> bool:
+        try:
+            os.killpg(self._child.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
 
     def _text_of(self, part: bytes) -> str:
         text = self._mask(super()._text_of(part))
