@@ -11,7 +11,13 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration, gather_object, set_seed
+from accelerate.utils import (
+    DataLoaderConfiguration,
+    InitProcessGroupKwargs,
+    ProjectConfiguration,
+    gather_object,
+    set_seed,
+)
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -76,11 +82,12 @@ def main() -> None:
     signal.signal(signal.SIGTERM, on_terminate)
     project = ProjectConfiguration(project_dir=str(args.out))
     patience = InitProcessGroupKwargs(timeout=timedelta(minutes=5))
-    accelerator = Accelerator(cpu=True, project_config=project, kwargs_handlers=[patience])
+    shuffling = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=args.seed)
+    accelerator = Accelerator(cpu=True, project_config=project, kwargs_handlers=[patience], dataloader_config=shuffling)
     set_seed(args.seed, device_specific=True)
     args.out.mkdir(parents=True, exist_ok=True)
 
-    loader = DataLoader(make_data(args.samples), batch_size=BATCH, shuffle=True)
+    loader = DataLoader(make_data(args.samples), batch_size=BATCH, shuffle=True, generator=torch.Generator())
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(

@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=120)
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--noise", type=float, default=0.0)
+    parser.add_argument("--noise", type=float, default=0.1)
     parser.add_argument("--save-every", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("checkpoints"))
     args = parser.parse_args()

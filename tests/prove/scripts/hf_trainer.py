@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, default_data_collator, set_seed
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    default_data_collator,
+    set_seed,
+)
 from transformers.trainer_utils import get_last_checkpoint
 
 SYMBOLS = 32
@@ -29,6 +39,24 @@ class Texts(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
+
+
+class SaveOnTerminate(TrainerCallback):
+    """Save and stop after the step in which a rank has got SIGTERM."""
+
+    def __init__(self) -> None:
+        self.stopping = False
+        signal.signal(signal.SIGTERM, self.on_terminate)
+
+    def on_terminate(self, signum: int, frame: object) -> None:
+        self.stopping = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        stop = torch.tensor(int(self.stopping))
+        if dist.is_initialized():
+            dist.all_reduce(stop, op=dist.ReduceOp.MAX)
+        if stop.item():
+            control.should_save = control.should_training_stop = True
 
 
 def main() -> None:
@@ -57,7 +85,6 @@ def main() -> None:
         save_strategy="steps",
         save_steps=args.save_every,
         save_total_limit=3,
-        enable_jit_checkpoint=True,
         ddp_timeout=300,
         logging_steps=1,
         report_to="none",
@@ -65,7 +92,11 @@ def main() -> None:
         use_cpu=True,
     )
     trainer = Trainer(
-        model=model, args=arguments, train_dataset=Texts(args.samples), data_collator=default_data_collator
+        model=model,
+        args=arguments,
+        train_dataset=Texts(args.samples),
+        data_collator=default_data_collator,
+        callbacks=[SaveOnTerminate()],
     )
     last = get_last_checkpoint(args.out) if os.path.isdir(args.out) else None
     trainer.train(resume_from_checkpoint=last)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import torch
@@ -40,6 +42,24 @@ class Classifier(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
+class SaveOnTerminate(L.Callback):
+    """Save and stop after the step in which a rank has got SIGTERM."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.stopping = directory, False
+
+    def on_terminate(self, signum: int, frame: object) -> None:
+        self.stopping = True
+
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        signal.signal(signal.SIGTERM, self.on_terminate)
+
+    def on_train_batch_end(self, trainer: L.Trainer, *others: Any) -> None:
+        if trainer.strategy.reduce_boolean_decision(self.stopping, all=False):
+            trainer.save_checkpoint(self.directory / f"stopped-step={trainer.global_step}.ckpt")
+            trainer.should_stop = True
+
+
 def make_data(count: int) -> TensorDataset:
     """Return points in 16 dimensions, and on which side of a curved surface each one lies."""
     generator = torch.Generator().manual_seed(17)
@@ -62,14 +82,14 @@ def main() -> None:
     model = Classifier(args.lr, args.epochs * args.samples // GLOBAL_BATCH)
     saver = ModelCheckpoint(
         dirpath=args.out, monitor="step", mode="max", save_top_k=2, every_n_epochs=1,
-        save_on_train_epoch_end=True, save_on_exception=True,
+        save_on_train_epoch_end=True,
     )  # fmt: skip
     trainer = L.Trainer(
         accelerator="cpu",
         devices=world,
         strategy=DDPStrategy(timeout=timedelta(minutes=5)) if world > 1 else "auto",
         max_epochs=args.epochs,
-        callbacks=[saver],
+        callbacks=[saver, SaveOnTerminate(args.out)],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
