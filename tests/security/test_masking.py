@@ -17,14 +17,16 @@ from tests.core.test_secret_patterns import AFTER, SAMPLES
 from tests.job.conftest import Cluster, NewWorld, Yard
 from tools import cli
 from tools.aws import session
+from tools.cells import kustomize
 from tools.cli import invoke
-from tools.core import output
+from tools.core import output, repo
 
 PLANTED = [f"{before}{value}{AFTER.get(kind, '')}" for kind, before, value in SAMPLES]
 # What must not be printed: of a key with several lines, each line.
 VALUES = [max(value.splitlines(), key=len) for _, _, value in SAMPLES]
 ECHO = '#!/bin/sh\necho "no: $*" >&2\nhead -c 100000 >&2\nexit 1\n'
 Print = Callable[..., str]
+pytestmark = pytest.mark.timeout(600)  # the first test may build kustomize
 
 
 Named = tuple[tuple[str, ...], click.Command]
@@ -60,8 +62,16 @@ def _pairs(options: dict[str, str]) -> list[str]:
     return [word for pair in options.items() for word in pair]
 
 
+@pytest.fixture(scope="module")
+def renderer() -> kustomize.Renderer:
+    """What renders on this machine: the commands below do not find its kubectl."""
+    return kustomize.ensure(repo.root(), print)
+
+
 @pytest.fixture
-def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Print:
+def printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], renderer: kustomize.Renderer
+) -> Print:
     """A function that runs a command and returns all that it and its children print.
 
     kubectl and the engines repeat their arguments and standard input, and then fail.
@@ -75,6 +85,7 @@ def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
     for name, value in {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a",
                         "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-west-2"}.items():  # fmt: skip
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(kustomize, "ensure", lambda root, say: renderer)
     monkeypatch.setattr(session, "ATTEMPTS", 1)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.chdir(tmp_path)

@@ -26,7 +26,7 @@ from training.prove.records import (
 
 TABLE: dict[str, Any] = tables.load("prove/claims.yaml")
 TAIL_BYTES = 256 << 10
-_ERROR = re.compile(r"\b[\w.]*(?:Error|Exception|Exit|Interrupt)\b:? ?.*|.*\b(?:error|fatal):.*", re.IGNORECASE)
+_ERROR = re.compile(r"\b[\w.]{0,100}(?:Error|Exception|Exit|Interrupt)\b:? ?.*|^.*\b(?:error|fatal):.*", re.IGNORECASE)
 _LAUNCHER = re.compile(r"ChildFailedError|elastic\.multiprocessing|CalledProcessError|SignalException")
 
 
