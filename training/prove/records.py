@@ -44,6 +44,7 @@ class World:
     backend: str
     timeout: float  # seconds, of the default group
     groups: int
+    shortened: bool = False  # the probe shortened the time-out, so that a hang ends in time
 
 
 @dataclass
@@ -58,6 +59,7 @@ class Batch:
     rows: list[str]  # one digest for each sample (the first dimension), at most 4,096
     passes: int | None = None  # the pass of the DataLoader from 0; None: a stream, or no DataLoader was seen
     order: str | None = None  # digest of the order of the samples of this pass, once known
+    samples: str | None = None  # digest of the indices of the samples in the data set, where they are known
 
 
 @dataclass

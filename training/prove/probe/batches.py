@@ -1,0 +1,153 @@
+"""What the model reads: the tensors of each outermost forward call in training mode."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from .. import records
+from . import loaders, random_state
+from .digest import digests, rows
+from .state import Probe
+from .world import World
+
+ROWS = 4096
+_DEPTH = 4
+# Names under which models take their data. A mask or a position is data of another kind.
+_NAMES = ("input_ids", "pixel_values", "input_values", "input_features", "inputs_embeds", "x", "input", "inputs")
+
+
+class Forwards:
+    """Follows forward calls. Calls inside another one, and those that backward repeats, are not counted."""
+
+    def __init__(self, probe: Probe, world: World) -> None:
+        self.probe = probe
+        self.world = world
+        self.torch = probe.torch
+        self.open: Any = None
+        self.modules: weakref.WeakSet[Any] = weakref.WeakSet()  # outermost modules that ran in training mode
+        self.since_step = 0
+        self.numbers = 0
+        self._dropout_step = -1
+        self._drops: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._see = probe.safe("batches")(self._outermost)
+
+    def install(self) -> None:
+        module = self.torch.nn.modules.module
+        module.register_module_forward_pre_hook(self.before)
+        module.register_module_forward_hook(self.after)
+
+    def before(self, module: Any, args: Any) -> None:
+        """Global hook before each forward call of a module."""
+        if compiling(self.torch) or (self.open is not None and self.open() is not None):
+            return
+        if not module.training or not self.torch.is_grad_enabled() or in_backward(self.torch):
+            return
+        self.open = weakref.ref(module)
+        self._see(module, args, _keywords(sys._getframe(1)))
+
+    def after(self, module: Any, args: Any, output: Any) -> None:
+        """Global hook after each forward call."""
+        if not compiling(self.torch) and self.open is not None and self.open() is module:
+            self.open = None
+
+    def reset(self) -> None:
+        """Forget a forward call that ended by an exception."""
+        self.open = None
+
+    def _outermost(self, module: Any, args: Any, keywords: dict[str, Any]) -> None:
+        if next(module.parameters(), None) is None:
+            self.open = None
+            return
+        if not self.probe.forward_calls:
+            self.world.begin()
+        self.modules.add(module)
+        self.since_step += 1
+        self.probe.forward_calls += 1
+        self._dropout(module)
+        data = _main(self.torch, args, keywords)
+        if data is None:
+            return
+        place = loaders.current(self.torch, data)
+        event = records.Batch(
+            step=self.probe.step,
+            number=self.numbers,
+            module=type(module).__name__,
+            shape=list(data.shape),
+            digest=digests(self.torch, [data])[0],
+            rows=_rows(self.torch, data),
+            passes=place.passes,
+            order=place.order,
+            samples=place.samples,
+        )
+        self.numbers += 1
+        self.probe.write(event)
+
+    def _dropout(self, module: Any) -> None:
+        """Record the random state at the first call of a step of a model that drops out."""
+        if self._dropout_step == self.probe.step:
+            return
+        if module not in self._drops:
+            self._drops[module] = any(_drops_out(one) for one in module.modules())
+        if self._drops[module]:
+            self._dropout_step = self.probe.step
+            kind = next(module.parameters()).device.type
+            state = random_state.torch_state(self.torch, "cuda" if kind == "cuda" else "cpu")
+            self.probe.write(records.Dropout(self.probe.step, state))
+
+
+def compiling(torch: Any) -> bool:
+    return bool(torch.compiler.is_compiling())
+
+
+def in_backward(torch: Any) -> bool:
+    """Return whether autograd runs backward in this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _keywords(frame: Any) -> dict[str, Any]:
+    """Return the keyword arguments of the forward call: hooks for all modules are not given them."""
+    found = frame.f_locals.get("kwargs")
+    return found if isinstance(found, dict) else {}
+
+
+def _drops_out(module: Any) -> bool:
+    for name, value in vars(module).items():
+        if isinstance(value, float) and 0 < value < 1 and "drop" in name:
+            return True
+    rate = getattr(module, "p", 0.0) if "Dropout" in type(module).__name__ else 0.0
+    return isinstance(rate, (int, float)) and rate > 0
+
+
+def _tensors(torch: Any, value: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield the tensors in nested containers that are data: results of other modules have a gradient."""
+    if isinstance(value, torch.Tensor):
+        if value.dim() and value.numel() and value.grad_fn is None and not isinstance(value, torch.nn.Parameter):
+            yield value
+    elif depth < _DEPTH:
+        inner = value.values() if hasattr(value, "values") and hasattr(value, "keys") else value
+        if isinstance(inner, (list, tuple)) or inner is not value:
+            for one in inner:
+                yield from _tensors(torch, one, depth + 1)
+
+
+def _main(torch: Any, args: Any, keywords: dict[str, Any]) -> Any:
+    """Return the tensor that holds the samples, or None."""
+    named = dict(keywords)
+    for one in args:
+        if hasattr(one, "keys") and hasattr(one, "get"):
+            named.update((key, one[key]) for key in one.keys())  # noqa: SIM118 - a mapping of any kind
+    for name in _NAMES:
+        found = next(_tensors(torch, named.get(name)), None)
+        if found is not None:
+            return found
+    return next(_tensors(torch, [args, keywords]), None)
+
+
+def _rows(torch: Any, data: Any) -> list[str]:
+    """Return digests of the samples. Single whole numbers repeat by chance: they tell nothing."""
+    if data.is_sparse or (data.numel() == data.shape[0] and not data.is_floating_point()):
+        return []
+    return rows(torch, data, ROWS)

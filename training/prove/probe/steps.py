@@ -1,0 +1,309 @@
+"""Optimizer steps: the state before and after each one, gradients, and the losses behind them."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from .. import records
+from . import ends, faults, random_state
+from .batches import Forwards, compiling, in_backward
+from .digest import digests, hashed, is_sharded, sums
+from .state import Probe
+from .world import World
+
+TENSORS = 4096
+_SAMPLED = 16  # parameters of an optimizer whose gradients are looked at before backward
+_FRUITLESS = 64  # backward calls without any step of an optimizer, after which the process ends
+
+
+class Steps:
+    """Follows the optimizers of this process through torch's hooks for all optimizers."""
+
+    def __init__(self, probe: Probe, forwards: Forwards, world: World) -> None:
+        self.probe, self.torch, self.forwards, self.world = probe, probe.torch, forwards, world
+        self.open: Any = None  # the optimizer whose step runs: optimizers call others
+        self.before: _Before | None = None
+        self.known: list[weakref.ref[Any]] = []
+        self.cleared: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self.losses: list[tuple[int, Any]] = []
+        self.last_end = time.perf_counter()
+        self.inside_backward = 0
+        self._look = probe.safe("optimizer")(self._look_before)
+        self._finish = probe.safe("optimizer")(self._write_step)
+        self._note_loss = probe.safe("gradients")(self._loss)
+        self.flush = probe.safe("gradients")(self._flush)
+
+    def install(self) -> None:
+        """Register the hooks. They exist from torch 2.1 on."""
+        optimizer: Any = sys.modules["torch.optim.optimizer"]
+        if not hasattr(optimizer, "register_optimizer_step_pre_hook"):
+            self.probe.uncovered("optimizer", f"torch {self.torch.__version__} has no hooks for all optimizers")
+            return
+        optimizer.register_optimizer_step_pre_hook(self.pre)
+        optimizer.register_optimizer_step_post_hook(self.post)
+        made = optimizer.Optimizer.__init__
+
+        @functools.wraps(made)
+        def init(one: Any, *args: Any, **kwargs: Any) -> None:
+            made(one, *args, **kwargs)
+            self.index(one)
+
+        optimizer.Optimizer.__init__ = init
+        self._wrap_backward()
+
+    def _wrap_backward(self) -> None:
+        backward = self.torch.autograd.backward
+
+        @functools.wraps(backward)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not compiling(self.torch):
+                self._note_loss(args[0] if args else kwargs.get("tensors"))
+            result = backward(*args, **kwargs)
+            self.forwards.reset()
+            return result
+
+        self.torch.autograd.backward = call
+
+    def index(self, optimizer: Any) -> int:
+        """Return the number of an optimizer in the order in which they became known."""
+        for place, one in enumerate(self.known):
+            if one() is optimizer:
+                return place
+        self.known.append(weakref.ref(optimizer))
+        return len(self.known) - 1
+
+    def optimizers(self) -> list[Any]:
+        return [one for one in (ref() for ref in self.known) if one is not None]
+
+    def last_parameters(self) -> str:
+        """Return a digest of the parameters of all optimizers, after writing what is still to be written."""
+        self._flush()
+        parameters = [one for optimizer in self.optimizers() for one in _parameters(optimizer)]
+        return hashed(*digests(self.torch, parameters)) if parameters else ""
+
+    # Losses
+
+    def _loss(self, tensors: Any) -> None:
+        if in_backward(self.torch):
+            return
+        self.probe.backward_calls += 1
+        for optimizer in self.optimizers():
+            self.cleared[optimizer] = self.cleared.get(optimizer, False) or self._is_clear(optimizer)
+        first = tensors if isinstance(tensors, self.torch.Tensor) else next(iter(tensors or ()), None)
+        if first is not None and first.numel() == 1:
+            self.losses.append((self.probe.step, first.detach().clone().reshape(())))
+        if not self.probe.started:
+            self._flush()
+        self._end_fruitless()
+
+    def _flush(self) -> None:
+        """Write the losses, whose values are read together with the rest of a step."""
+        waiting, self.losses = self.losses, []
+        for step, value in waiting:
+            number = float(value)
+            self.probe.write(records.Loss(step, number, math.isfinite(number)))
+
+    def _end_fruitless(self) -> None:
+        """End a process that trains without an optimizer that can be seen."""
+        probe = self.probe
+        if probe.step == 0 and probe.backward_calls > 4 * probe.steps + _FRUITLESS:
+            ends.leave(probe)
+
+    def _is_clear(self, optimizer: Any) -> bool:
+        """Return whether the gradients of an optimizer are gone, by some of its parameters."""
+        held = [one.grad for one in _parameters(optimizer) if one.grad is not None]
+        return all(sums(self.torch, [one])[0] for one in held[:_SAMPLED])
+
+    # Steps
+
+    def pre(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Hook before each step. A closure runs forward and backward within the step: it is followed."""
+        if compiling(self.torch) or self.open is not None:
+            return None
+        if in_backward(self.torch):
+            self._stepped_inside()
+            return None
+        if self.probe.step >= self.probe.steps:
+            self.flush()
+            ends.leave(self.probe)
+        self.open = weakref.ref(optimizer)
+        self.forwards.reset()
+        closure = kwargs.get("closure") or next((one for one in args[1:2] if callable(one)), None)
+        if closure is None:
+            self._look(optimizer)
+            return None
+
+        @functools.wraps(closure)
+        def followed(*given: Any, **named: Any) -> Any:
+            result = closure(*given, **named)
+            if self.before is None:
+                self._look(optimizer)
+            return result
+
+        if kwargs.get("closure"):
+            return args, {**kwargs, "closure": followed}
+        return (args[0], followed, *args[2:]), kwargs
+
+    def _stepped_inside(self) -> None:
+        self.probe.uncovered("optimizer", "an optimizer steps inside backward: its steps cannot be told apart")
+
+    def post(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Hook after each step."""
+        if compiling(self.torch) or self.open is None or self.open() is not optimizer:
+            return
+        self.open = None
+        before, self.before = self.before, None
+        if before is None or _skipped(optimizer):
+            return
+        self.probe.step += 1
+        self._finish(optimizer, before)
+        faults.after_step(self.probe)
+
+    def _look_before(self, optimizer: Any) -> None:
+        parameters = list(_parameters(optimizer))
+        names = self._names()
+        gradients = [one.grad for one in parameters if one.grad is not None]
+        zero, finite = sums(self.torch, gradients)
+        state = sorted(_state(self.torch, optimizer, parameters), key=lambda one: one[0])
+        plain = [f"{name}={value}" for name, value in state if not isinstance(value, self.torch.Tensor)]
+        held = [value for _, value in state if isinstance(value, self.torch.Tensor)]
+        found = digests(self.torch, [*parameters, *gradients, *held])
+        count, graded = len(parameters), len(gradients)
+        labels = _labels(parameters, names)
+        self.before = _Before(
+            parameters=hashed(*found[:count]),
+            gradients=hashed(*found[count : count + graded]),
+            state=hashed(*plain, *found[count + graded :]),
+            tensors=dict(zip(labels[:TENSORS], found)),
+            zero=zero,
+            finite=finite,
+            random=random_state.digest(self.torch),
+            rates=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
+            missing=self._missing(names),
+            foreign=self._foreign(parameters, labels, names),
+        )
+
+    def _names(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for module in self.forwards.modules:
+            for name, parameter in module.named_parameters():
+                found.setdefault(id(parameter), name)
+        return found
+
+    def _missing(self, names: dict[int, str]) -> list[str]:
+        """Return parameters that get a gradient and are in no optimizer."""
+        held = {id(one) for optimizer in self.optimizers() for one in _parameters(optimizer)}
+        if any(one.grad is not None and id(one) not in names for it in self.optimizers() for one in _parameters(it)):
+            return []  # the optimizer may keep copies of the parameters, in another precision
+        found = set()
+        for module in self.forwards.modules:
+            for part in module.modules():
+                for parameter in part.parameters(recurse=False) if part.training else ():
+                    if parameter.grad is not None and id(parameter) not in held:
+                        found.add(names.get(id(parameter), ""))
+        return sorted(found - {""})[:TENSORS]
+
+    def _foreign(self, parameters: list[Any], labels: list[str], names: dict[int, str]) -> list[str]:
+        """Return parameters that no module that ran holds, and that got no gradient."""
+        pairs = zip(parameters, labels)
+        wrong = [label for one, label in pairs if id(one) not in names and one.requires_grad and one.grad is None]
+        return wrong[:TENSORS] if self.forwards.modules else []
+
+    def _write_step(self, optimizer: Any, before: _Before) -> None:
+        probe = self.probe
+        self._flush()
+        parameters = list(_parameters(optimizer))
+        after = hashed(*digests(self.torch, parameters))
+        now = time.perf_counter()
+        accumulated = probe.step > 1 and not self.cleared.get(optimizer, True)
+        self.cleared[optimizer] = False
+        if not probe.first_step_seconds:
+            probe.first_step_seconds = time.monotonic() - probe.loaded
+        probe.write(
+            records.Step(
+                step=probe.step,
+                optimizer=self.index(optimizer),
+                optimizer_class=type(optimizer).__name__,
+                parameters_before=before.parameters,
+                parameters_after=after,
+                gradients=before.gradients,
+                state_before=before.state,
+                random=before.random,
+                rates=before.rates,
+                collectives=self.world.collectives(),
+                seconds=now - self.last_end,
+                zero_gradients=before.zero,
+                finite_gradients=before.finite,
+                accumulated=accumulated,
+                forwards=self.forwards.since_step,
+                missing=before.missing,
+                foreign=before.foreign,
+                sharded=any(map(is_sharded, parameters)) or any(map(_is_flat, self.forwards.modules)),
+                tensors=before.tensors,
+                probe_seconds=probe.busy,
+            )
+        )
+        self.forwards.since_step = 0
+        probe.busy = 0.0
+        self.last_end = now
+
+
+class _Before:
+    """What was seen before a step."""
+
+    def __init__(self, **values: Any) -> None:
+        self.parameters: str = values["parameters"]
+        self.gradients: str = values["gradients"]
+        self.state: str = values["state"]
+        self.tensors: dict[str, str] = values["tensors"]
+        self.zero: bool = values["zero"]
+        self.finite: bool = values["finite"]
+        self.random: dict[str, str] = values["random"]
+        self.rates: list[float] = values["rates"]
+        self.missing: list[str] = values["missing"]
+        self.foreign: list[str] = values["foreign"]
+
+
+def _parameters(optimizer: Any) -> Iterator[Any]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _labels(parameters: list[Any], names: dict[int, str]) -> list[str]:
+    return [names.get(id(one), f"parameter {place}") for place, one in enumerate(parameters)]
+
+
+def _state(torch: Any, optimizer: Any, parameters: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of an optimizer's state by name."""
+    places = {id(one): place for place, one in enumerate(parameters)}
+    for parameter, values in optimizer.state.items():
+        place = places.get(id(parameter), parameter if isinstance(parameter, str) else -1)
+        yield from _leaves(torch, f"{place}", values)
+
+
+def _leaves(torch: Any, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from _leaves(torch, f"{name}.{key}", one)
+    elif isinstance(value, (list, tuple)):
+        for place, one in enumerate(value):
+            yield from _leaves(torch, f"{name}.{place}", one)
+    elif value is None or isinstance(value, (bool, int, float, str, torch.Tensor)):
+        yield name, value
+
+
+def _is_flat(module: Any) -> bool:
+    """Return whether a module is sharded by FSDP's first version, whose parameters do not show it."""
+    return any(type(one).__name__ == "FullyShardedDataParallel" for one in module.modules())
+
+
+def _skipped(optimizer: Any) -> bool:
+    """Return whether a gradient scaler told a fused optimizer to leave this step out."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)

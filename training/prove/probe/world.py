@@ -1,0 +1,114 @@
+"""torch.distributed as this rank sees it."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import inspect
+from typing import Any
+
+from .. import records
+from . import random_state
+from .state import Probe
+
+SHORT_SECONDS = 20.0
+
+
+class World:
+    """Records the process groups and counts their collectives."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.probe = probe
+        self.timeout = 0.0
+        self.shortened = False
+        self._last: tuple[int, int] | None = None
+        self._count: int | None = None
+        self._record = probe.safe("collectives")(self._write)
+
+    def install(self, distributed: Any) -> None:
+        """Wrap the calls that make process groups."""
+        if not distributed.is_available():
+            return
+        module = distributed.distributed_c10d
+        for name in ("init_process_group", "new_group"):
+            made = self._wrapped(getattr(module, name), name == "init_process_group")
+            for holder in (module, distributed):
+                setattr(holder, name, made)
+
+    def _wrapped(self, function: Any, default: bool) -> Any:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs) if self._short(signature, args, kwargs, default) else None
+            if given is not None:
+                given.arguments["timeout"] = datetime.timedelta(seconds=SHORT_SECONDS)
+                result = function(*given.args, **given.kwargs)
+            else:
+                result = function(*args, **kwargs)
+            if default:
+                random_state.seed_late(self.probe, self.probe.rank)
+            self._record()
+            return result
+
+        return call
+
+    def _short(self, signature: inspect.Signature, args: Any, kwargs: Any, default: bool) -> bool:
+        """Note the script's own time-out. Return whether it is shortened: only a set one, when a rank will hang."""
+        try:
+            set_to = signature.bind(*args, **kwargs).arguments.get("timeout")
+        except TypeError:
+            return False
+        seconds = set_to.total_seconds() if isinstance(set_to, datetime.timedelta) else 0.0
+        short = self.probe.fault.kind == "hang" and seconds > SHORT_SECONDS
+        if default:
+            self.timeout, self.shortened = seconds, short
+        return short
+
+    def _write(self) -> None:
+        """Write a World event when the world is another one than before."""
+        distributed = self.probe.distributed
+        if distributed is None:
+            return
+        module = distributed.distributed_c10d
+        now = (int(distributed.get_world_size()), len(module._world.pg_map))
+        if now == self._last:
+            return
+        self._last = now
+        backend = str(distributed.get_backend())
+        self.probe.write(
+            records.World(
+                step=self.probe.step,
+                size=now[0],
+                rank=self.probe.rank,
+                backend=backend,
+                timeout=self.timeout or _default_timeout(module, backend),
+                groups=now[1],
+                shortened=self.shortened,
+            )
+        )
+
+    def begin(self) -> None:
+        """Count from here on: what ran before the first forward call made the group and the model."""
+        self.probe.safe("collectives")(self.collectives)()
+
+    def collectives(self) -> int | None:
+        """Return how many collectives all groups ran since the last call; None without a process group."""
+        self._record()
+        distributed = self.probe.distributed
+        if distributed is None:
+            return None
+        count = 0
+        for group in distributed.distributed_c10d._world.pg_map:
+            try:
+                count += group._get_sequence_number_for_group()
+            except RuntimeError:
+                continue  # this backend does not count; others of the same group may
+        before, self._count = self._count, count
+        return count - (before or 0)
+
+
+def _default_timeout(module: Any, backend: str) -> float:
+    """Return the time-out in seconds of a group for which the script set none."""
+    find = getattr(module, "_get_default_timeout", None)
+    return float(find(backend).total_seconds()) if find else 1800.0
