@@ -31,7 +31,7 @@ export PROMPT
 # These would redirect an import or an installation.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
 
-.PHONY: help setup setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-long test-security audit test-cluster test-cluster-all test-flux test-images test-neuron bench-cells bench-compile bench-restart bench-data lint format types docs docs-serve ci lock lock-neuron clean purge
+.PHONY: help setup setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-long test-security audit test-cluster test-cluster-all test-flux test-images test-neuron bench-cells bench-compile bench-restart prove-bench bench-data lint format types docs docs-serve ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -162,6 +162,9 @@ bench-compile: setup-dev ## Time the first step of new and restarted pods, with 
 bench-restart: setup-dev ## Time the start and the restart of two ranks, from torchrun and forked
 	@exec $(PYTEST) tests/training/bench_restart.py $(ARGS)
 
+prove-bench: setup-dev ## Prove planted defects, healthy scripts and our trainers; run again to continue (ARGS=ddp)
+	@.venv/bin/python -m tests.parts.venv tests/prove/requirements.lock && exec .venv/bin/python -m tests.prove.bench $(ARGS)
+
 bench-data: setup-dev ## Time preparing text, compared with datasets.map and the same tokenizer
 	@exec .venv/bin/python -m tests.cli.bench_data
 
@@ -183,8 +186,8 @@ docs-serve: setup-dev ## Serve the documentation on this machine and rebuild it 
 ci: ## Run what continuous integration runs: set-up, lint, types and tests in a clean environment
 	@exec bash .ci/run
 
-lock: setup-dev ## Pin what changed in pyproject.toml and tests/audit (ARGS=--upgrade: pin the newest of everything)
-	@$(COMPILE) --output-file requirements-dev.lock $(TRAIN) --extra image --group dev $(ARGS) && cp requirements-dev.lock requirements.lock && $(COMPILE) --output-file requirements.lock $(TRAIN) --extra image --group checkout && $(COMPILE) --output-file tests/audit/requirements.lock tests/audit/requirements.in $(ARGS)
+lock: setup-dev ## Pin what changed in pyproject.toml, tests/audit and tests/prove (ARGS=--upgrade: pin the newest of everything)
+	@$(COMPILE) --output-file requirements-dev.lock $(TRAIN) --extra image --group dev $(ARGS) && cp requirements-dev.lock requirements.lock && $(COMPILE) --output-file requirements.lock $(TRAIN) --extra image --group checkout && $(COMPILE) --output-file tests/audit/requirements.lock tests/audit/requirements.in $(ARGS) && $(COMPILE) --constraint requirements-dev.lock --output-file tests/prove/requirements.lock tests/prove/requirements.in $(ARGS)
 
 lock-neuron: setup-dev ## Pin the environments of test-neuron after a change of pyproject.toml
 	@$(COMPILE) --override tests/neuron/requirements.in --output-file tests/neuron/requirements.lock $(TRAIN) tests/neuron/requirements.in $(ARGS) && $(COMPILE) --output-file tests/neuron/torchx.lock pyproject.toml --extra torchx $(ARGS)

@@ -1,0 +1,215 @@
+"""Measure `yard prove` on planted defects, healthy scripts and our own trainers: `make prove-bench`.
+
+python -m tests.prove.bench [NAME ...]
+
+A NAME is a script, `script/defect`, or a trainer; without one, all are proven. Each result is appended to
+`.cache/prove/bench.jsonl` at once, and a second call continues where the first one stopped. A result counts as long as
+neither the script nor the code that proves has changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tests.prove import planted, proving, trainers
+from tests.prove.planted import Defect, Script
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / ".cache/prove/bench.jsonl"
+CODE = ("training/prove", "tools/prove", "tools/cli/prove.py", "tests/prove/trainers.py")
+ROW = "{:<18}{:<28}{:<36}{:<44}{:>6}"
+NAMED, ELSEWHERE, MISSED = "by its claim", "by another claim", "missed"
+
+
+@dataclass
+class Result:
+    """One proof: what it found, and the digest of what was proven by which code."""
+
+    name: str
+    digest: str
+    code: int
+    states: dict[str, str]
+    found: dict[str, str]
+    seconds: float
+    errors: str = ""
+    evidence: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Case:
+    """One proof to carry out. `prepare` writes the inputs into an empty directory and returns the command."""
+
+    name: str
+    digest: str
+    prepare: Callable[[Path], list[str]]
+    options: list[str]
+    path: Path
+
+
+def cases(scripts: dict[str, Script]) -> Iterator[Case]:
+    """Yield each defect with its claim only, each healthy script, and each trainer."""
+    for script in scripts.values():
+        path = proving.programs(script.name)
+        if path is None:
+            raise SystemExit(f"error: no environment for {script.name}: run `make prove-bench`, which makes it")
+        for defect in script.defects:
+            yield _defect(defect, path)
+        yield Case(
+            script.name,
+            _digest(script.text(), *script.command),
+            functools.partial(_write, script.name, script.text(), script.command),
+            ["--keep", "checkpoints"],
+            path,
+        )
+    for name in trainers.NAMES:
+        yield Case(name, _digest(name), functools.partial(trainers.make, name), [], Path(sys.executable).parent)
+
+
+def _defect(defect: Defect, path: Path) -> Case:
+    text = defect.text()
+    return Case(
+        f"{defect.script}/{defect.name}",
+        _digest(text, *defect.command, *defect.options, defect.claim),
+        functools.partial(_write, defect.script, text, defect.command),
+        ["--only", defect.claim, "--keep", "checkpoints", *defect.options],
+        path,
+    )
+
+
+def _write(name: str, text: str, command: list[str], directory: Path) -> list[str]:
+    (directory / f"{name}.py").write_text(text, encoding="utf-8")
+    return command
+
+
+@functools.cache
+def _code() -> str:
+    """Return a digest of the code that proves."""
+    paths = [path for top in CODE for path in ([ROOT / top] if (ROOT / top).is_file() else (ROOT / top).rglob("*"))]
+    kept = sorted(path for path in paths if path.suffix in (".py", ".yaml"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in kept)).hexdigest()
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join([_code(), *texts]).encode()).hexdigest()[:16]
+
+
+def carry_out(case: Case) -> Result:
+    """Prove one case in a directory of its own."""
+    with tempfile.TemporaryDirectory(prefix="prove-bench-") as name:
+        directory = Path(name)
+        command = case.prepare(directory)
+        trainer = trainers.options(directory) if case.name in trainers.NAMES else []
+        began = time.monotonic()
+        try:
+            answer = proving.prove(directory, command, *case.options, *trainer, path=case.path)
+        except subprocess.TimeoutExpired as error:
+            return Result(case.name, case.digest, -1, {}, {}, time.monotonic() - began, str(error))
+        seconds = time.monotonic() - began
+        told = [f"{row['claim']}: {row['verdict']}: {row['summary']}" for row in answer.rows]
+        return Result(
+            case.name, case.digest, answer.code, answer.states(), answer.found, seconds, answer.errors[-2000:], told
+        )
+
+
+def results() -> dict[str, Result]:
+    """Return the kept results by name, the newest of each."""
+    lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
+    return {row["name"]: Result(**row) for row in map(json.loads, lines)}
+
+
+def judged(defect: Defect, result: Result) -> str:
+    """Return how a defect was named."""
+    if result.found.get(defect.finding) == defect.state:
+        return NAMED
+    return ELSEWHERE if result.found else MISSED
+
+
+def tables(scripts: dict[str, Script], kept: dict[str, Result]) -> list[str]:
+    """Return the tables of defects, of healthy scripts and of trainers, and their sums."""
+    lines = [ROW.format("script", "defect", "must be", "found", "s")]
+    counts = dict.fromkeys((NAMED, ELSEWHERE, MISSED), 0)
+    for script in scripts.values():
+        for defect in script.defects:
+            result = kept.get(f"{script.name}/{defect.name}")
+            if result is None:
+                continue
+            how = judged(defect, result)
+            counts[how] += 1
+            text = how if how == NAMED else f"{how}: {_told(result)}"
+            lines.append(
+                ROW.format(script.name, defect.name, f"{defect.state} {defect.finding}", text, f"{result.seconds:.0f}")
+            )
+    planned = sum(len(script.defects) for script in scripts.values())
+    lines.append(
+        f"{planned} defects, {sum(counts.values())} proven: {', '.join(f'{n} {how}' for how, n in counts.items())}"
+    )
+    return [*lines, "", *_healthy(scripts, kept), "", *_trainers(kept)]
+
+
+def _told(result: Result) -> str:
+    told = [f"{state} {name}" for name, state in result.found.items()] or [
+        f"{state} {claim}" for claim, state in result.states.items()
+    ]
+    return ", ".join(told) or result.errors.strip().rpartition("\n")[2][:80]
+
+
+def _healthy(scripts: dict[str, Script], kept: dict[str, Result]) -> list[str]:
+    lines, alarms = [ROW.format("healthy script", "PASS", "true of the framework", "false alarms", "s")], 0
+    for script in scripts.values():
+        result = kept.get(script.name)
+        if result is None:
+            continue
+        true = [name for name in result.found if name in script.expected]
+        false = [f"{state} {name}" for name, state in result.found.items() if name not in script.expected]
+        alarms += len(false)
+        lines.append(_row(script.name, result, ", ".join(true), ", ".join(false)))
+    return [*lines, f"{len(lines) - 1} healthy scripts proven: {alarms} false alarms"]
+
+
+def _trainers(kept: dict[str, Result]) -> list[str]:
+    lines, whole = [ROW.format("our trainer", "PASS", "", "found", "s")], 0
+    for name in trainers.NAMES:
+        result = kept.get(name)
+        if result is not None:
+            whole += list(result.states.values()).count("PASS") == 10
+            lines.append(_row(name, result, "", _told(result) if result.found or not result.states else ""))
+    return [*lines, f"{len(lines) - 1} trainers proven: {whole} with 10 of 10"]
+
+
+def _row(name: str, result: Result, true: str, found: str) -> str:
+    states = list(result.states.values())
+    unknown = states.count("CANNOT TELL")
+    passes = f"{states.count('PASS')} of 10" + (f", {unknown} unknown" if unknown else "")
+    return ROW.format(name, passes, true, found or "none", f"{result.seconds:.0f}")
+
+
+def main(names: list[str]) -> int:
+    """Prove what has no result yet, and print the tables. Returns the exit code."""
+    scripts = planted.load()
+    wanted = [case for case in cases(scripts) if not names or {case.name, case.name.partition("/")[0]} & {*names}]
+    if not wanted:
+        print(f"error: {', '.join(names)}: no such script, defect or trainer", file=sys.stderr)
+        return 2
+    kept = results()
+    left = [case for case in wanted if case.name not in kept or kept[case.name].digest != case.digest]
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    for number, case in enumerate(left, 1):
+        print(f"{number} of {len(left)}: {case.name}", file=sys.stderr, flush=True)
+        kept[case.name] = carry_out(case)
+        with RESULTS.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(kept[case.name])) + "\n")
+    print("\n".join(tables(scripts, {case.name: kept[case.name] for case in wanted})))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
