@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tools.core.errors import UserError
+from tools.core.verdict import State, Verdict
 from tools.job import submit
 from tools.job.snapshot.live_job import LiveJob
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Manifests, Object
+from tools.prove import proofs
 
 POD = {"containers": [{"name": "pytorch", "image": "example.com/a:1", "command": ["torchrun", "train.py"]}]}
 WORKER = {"replicas": 2, "template": {"spec": POD}}
@@ -76,3 +79,20 @@ def test_what_happens_to_a_job_of_the_same_name(
         return
     with pytest.raises(UserError, match=resumed):
         submit.resumes(found, change, **words)
+
+
+def test_submit_says_whether_the_script_is_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(proofs, "default", lambda: tmp_path / "proofs")
+    said: list[str] = []
+    worker = {"replicas": 2, "template": {"spec": POD | {"restartPolicy": "Often"}}}
+    refused = {**JOB, "spec": {"pytorchReplicaSpecs": {"Worker": worker}}}
+    with pytest.raises(UserError, match="preflight fails"):
+        submit.check(Cluster(), Manifests("x", [refused]), said.append)
+    assert "script: not proven" in said
+    verdict = Verdict(State.PASS, "", details={"claim": "trains", "number": 1})
+    proofs.write(proofs.saved(proofs.program(["python", "train.py"], tmp_path), [verdict], {}, {}))
+    with pytest.raises(UserError, match="preflight fails"):
+        submit.check(Cluster(), Manifests("x", [refused]), said.append)
+    assert said[-1].startswith("script: proven just now, 1 of 10, ")

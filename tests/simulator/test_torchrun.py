@@ -258,3 +258,21 @@ def test_the_entrypoint_is_seen_through(command: list[str]) -> None:
 def test_the_entrypoint_alone_starts_nothing() -> None:
     assert launch.read(["python", "-m", "training.entrypoint"], {}).unknown == "an empty command"
     assert not launch.read(["torchrun", "a.py"], {}).behind_entrypoint
+
+
+@pytest.mark.parametrize(
+    ("command", "started"),
+    [
+        ("torchrun --nproc-per-node 2 --tee 3 train.py --epochs 1", "train.py --epochs 1"),
+        ("torchrun --standalone -m pkg.train a", "-m pkg.train a"),
+        ("python -m torch.distributed.run --nproc-per-node=2 train.py", "train.py"),
+        ("accelerate launch --cpu --num_processes 2 a.py --cpu", "a.py --cpu"),
+        ("accelerate launch --module pkg.a", "-m pkg.a"),
+        ("deepspeed --num_gpus 2 a.py --deepspeed", "a.py --deepspeed"),
+        ("python -u -W error a.py -m", "a.py -m"),
+        ("./a.py b", "./a.py b"),
+        ("bash run.sh", "bash run.sh"),
+    ],
+)
+def test_a_program_is_found_behind_its_launcher(command: str, started: str) -> None:
+    assert launchers.program(command.split()) == started.split()

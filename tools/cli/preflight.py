@@ -15,6 +15,7 @@ Examples:
   yard preflight -f job.yaml --command "torchrun --nnodes 2 train.py"
   yard preflight p5/llama-3-1-8b --nodes 4
   yard preflight p5/llama-3-1-8b --cluster gpu    its machines, claims, kinds of jobs and queues
+  yard preflight -f job.yaml --proof local/proofs    its script has been proven
   yard preflight -f job.yaml --fix
   yard preflight overlays/p5/llama-3-1-8b-lora --base models/Llama-3.1-8B
   kubectl kustomize overlays/cpu/llama-tiny | yard preflight -
@@ -24,6 +25,7 @@ Exit codes: 0 PASS or WARN, 1 FAIL (with --strict also WARN), 2 bad input, 3 CAN
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import click
 
@@ -40,6 +42,7 @@ from tools.image import start
 from tools.kube.manifests import Manifests, parse, read
 from tools.preflight.evaluate import Evaluation, evaluate, rules
 from tools.preflight.rule import PRACTICE, TRAINS, Question
+from tools.prove import proofs
 from tools.workload import kinds
 
 SHOWN = (State.FAIL, State.CANNOT_TELL, State.WARN, State.PASS)
@@ -55,6 +58,10 @@ SHOWN = (State.FAIL, State.CANNOT_TELL, State.WARN, State.PASS)
     help="Compare the model with this config.json, directory or <organisation>/<name>@<revision>.",
 )  # fmt: skip
 @click.option("--cluster", metavar="NAME", help="Also compare with the facts of clusters/NAME.")
+@click.option(
+    "--proof", type=click.Path(path_type=Path), metavar="DIR",
+    help="Also fail for a script without a good proof in this directory, such as local/proofs.",
+)  # fmt: skip
 @click.option("--fix", is_flag=True, help="Show mechanical repairs as a diff, write them, and check again.")
 @_start.options
 @click.option("--strict", is_flag=True, help="Exit with 1 if there are warnings.")
@@ -67,6 +74,7 @@ def command(
     knobs: Knobs,
     base: str | None,
     cluster: str | None,
+    proof: Path | None,
     fix: bool,
     words: str | None,
     image_config: bool,
@@ -75,8 +83,8 @@ def command(
     as_json: bool,
 ) -> None:
     if fix:
-        if base is not None or cluster is not None or words is not None or image_config:
-            raise UserError("--fix takes no --base, --cluster, --command and --image-config")
+        if image_config or any(one is not None for one in (base, cluster, proof, words)):
+            raise UserError("--fix takes no --base, --cluster, --proof, --command and --image-config")
         if knobs:
             raise UserError(f"--fix repairs what is written: give no {knobs.arguments()[0]}")
         checked = _preflight_fix.run(
@@ -91,6 +99,9 @@ def command(
         if cluster is not None:
             known = specs.load(repo.project(), cluster)
             checked = [one.with_more(fit.check(known, its)) for one, its in zip(checked, made, strict=True)]
+        if proof is not None:
+            rows = zip(checked, made, given, strict=True)
+            checked = [one.with_more(proofs.check(proof, its, how)) for one, its, how in rows]
         _print(checked, verbose, as_json)
     state = worst(one.state for one in checked)
     code = 1 if strict and state is State.WARN else state.exit_code
@@ -150,8 +161,9 @@ def _show(one: Evaluation, verbose: bool) -> None:
 
 
 def _reason(verdict: Verdict) -> str:
-    rule = rules().get(str(verdict.details["rule"]))
-    return rule.reason if rule else fit.REASON
+    name = str(verdict.details["rule"])
+    rule = rules().get(name)
+    return rule.reason if rule else proofs.REASON if name == proofs.RULE else fit.REASON
 
 
 def _summary(one: Evaluation) -> str:

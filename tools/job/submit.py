@@ -15,6 +15,7 @@ from tools.kube.kubectl import Kubectl, failure, foreign, is_named
 from tools.kube.manifests import Manifests, Object, name_of
 from tools.kube.selectors import wants
 from tools.preflight.evaluate import evaluate
+from tools.prove import proofs
 from tools.stage import look
 from tools.workload import kinds
 
@@ -42,6 +43,7 @@ def check(
 ) -> None:
     """Raise UserError if preflight fails, or if the namespace or something that the pods need is missing.
 
+    Says whether the job's script has been proven.
     `target` are the words by which a command line names the manifests. With `volume`, a small pod looks for
     data and weights on the job's volume.
     """
@@ -52,6 +54,7 @@ def check(
     warned = sorted({str(verdict.details["rule"]) for verdict in checked.of(State.WARN)} - {"local-image"})
     if warned:
         say(f"WARN {', '.join(warned)}: {hint}")
+    say(f"script: {proofs.line(manifests)}")
     if failed:
         raise UserError(f"{manifests.source}: preflight fails, nothing was applied", hint, 1)
     _check_namespace(kubectl, say)

@@ -81,6 +81,28 @@ def options(
     raise UnknownOptions(f"{launcher}: {NAMED[launcher]}")
 
 
+def program(words: Sequence[str]) -> list[str]:
+    """Return what a launcher or Python starts, with its arguments: a file first, or `-m` and a module.
+
+    Any other command is returned as it is. Raises BadOptions and UnknownOptions where the launcher's own
+    options cannot be told from the program's.
+    """
+    launcher, rest = kind(words)
+    if launcher in ("torchrun", "tune", *MODULES, HYPERPOD):
+        found = parse(MODULES[0] if launcher in ("torchrun", "tune") else launcher, rest, {}, str)
+        started, is_module = rest[len(found.words) :], "module" in found.flags
+    elif launcher in ("accelerate", "deepspeed"):
+        flags = ACCELERATE_FLAGS if launcher == "accelerate" else DEEPSPEED_FLAGS
+        given = _Options(launcher, rest, flags, str)
+        started, is_module = rest[len(given.words) :], bool(given.flags & {"module", "m"})
+    elif launcher == "python":
+        module, behind = python_module(rest)
+        started, is_module = ([module, *behind], True) if module else (behind, False)
+    else:
+        return list(words)
+    return ["-m", *started] if is_module else started
+
+
 class _Options:
     """The options before the program: flags, and the others with their value."""
 
