@@ -198,7 +198,7 @@ class Outcome:
     """What the runner saw of one start."""
 
     name: str
-    ended_by: str  # "itself", "fault", "timeout", "disk", "skipped"
+    ended_by: str  # "itself", "fault", "timeout", "disk", "skipped", "outside": it wanted to write outside of a copy
     reason: str = ""  # why it was skipped or ended
     exit_code: int | None = None  # of process 1; negative: the signal
     exit_codes: list[int] = field(default_factory=list)  # one for each node

@@ -22,6 +22,9 @@ def _load_probe() -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[_NAME] = module
     spec.loader.exec_module(module)
+    roots = os.environ.get("TRAINYARD_PROVE_ROOTS")
+    if roots:
+        importlib.import_module(_NAME + ".view.guard").install(roots)
     importlib.import_module(_NAME + ".probe").start(os.environ["TRAINYARD_PROVE"])
 
 

@@ -1,0 +1,92 @@
+"""Chooses when a fault happens, from what the uninterrupted start recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from . import records
+from .plan import Fault, Start
+
+
+class NoFault(Exception):
+    """There is no moment for this fault; the text says why."""
+
+
+class Seen:
+    """The steps and saves of one start, by rank."""
+
+    def __init__(self, directory: Path) -> None:
+        self.steps: dict[int, int] = {}
+        self.saves: dict[int, list[records.Save]] = {}
+        for (rank, _), events in records.ranks(directory).items():
+            steps = [event.step for event in events if isinstance(event, records.Step)]
+            if max(steps, default=0) >= self.steps.get(rank, 0):
+                self.steps[rank] = max(steps, default=0)
+                self.saves[rank] = [event for event in events if isinstance(event, records.Save)]
+
+    @property
+    def last(self) -> int:
+        """The number of steps that each rank took."""
+        return min(self.steps.values(), default=0)
+
+    def save_steps(self) -> list[int]:
+        """Return the steps after which something was saved, in order."""
+        return sorted({save.step for saves in self.saves.values() for save in saves})
+
+
+def chosen(start: Start, whole: Path, limit: int) -> Fault:
+    """Return the fault of a start with its rank and its step or save. Raises NoFault."""
+    assert start.fault is not None
+    fault, seen = Fault(**vars(start.fault)), Seen(whole)
+    if seen.last == 0:
+        raise NoFault("the script took no optimizer step")
+    if fault.kind in ("exception", "hang"):
+        return _in_one_rank(fault, seen)
+    if fault.kind in ("kill", "torn-save") and not seen.save_steps():
+        raise NoFault(f"no save in {limit if seen.last >= limit else seen.last} steps")
+    if fault.kind == "torn-save":
+        return _torn(start, fault, seen)
+    if fault.step is None:
+        fault.step = _between_saves(seen)
+    elif fault.step > seen.last:
+        raise NoFault(f"the script ends after step {seen.last}, before step {fault.step} of the interruption")
+    return fault
+
+
+def _in_one_rank(fault: Fault, seen: Seen) -> Fault:
+    if len(seen.steps) == 1:
+        if fault.kind == "hang":
+            raise NoFault("one rank has nobody who waits for it")
+        fault.rank = 0
+    else:
+        fault.rank = fault.rank or 1
+    fault.step = min(seen.last, fault.step or max(2, seen.last // 2))
+    return fault
+
+
+def _between_saves(seen: Seen) -> int:
+    """Return a step with a save before it, work since that save, and at least two steps left."""
+    saves = seen.save_steps()
+    good = [step for step in range(1, seen.last - 1) if saves and saves[0] < step and step not in saves]
+    if good:
+        later = [step for step in good if step > seen.last // 2]
+        return (later or good)[0]
+    return max(1, min(saves[0] if saves else seen.last // 2, seen.last - 1))
+
+
+def _torn(start: Start, fault: Fault, seen: Seen) -> Fault:
+    """Choose a save of the lowest rank that saves: the first one, or one after the first whole checkpoint."""
+    fault.rank = min(rank for rank, saves in seen.saves.items() if saves)
+    saves = seen.saves[fault.rank]
+    if fault.save is not None:
+        return fault
+    if start.name == "torn-first":
+        fault.save = saves[0].number
+        return fault
+    later = [save for save in saves if save.step > saves[0].step]
+    if not later:
+        raise NoFault(f"only one checkpoint was written in {seen.last} steps")
+    middle: Any = [save for save in later if save.step == later[len(later) // 2].step]
+    fault.save = max(middle, key=lambda save: save.bytes).number
+    return fault

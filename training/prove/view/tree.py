@@ -1,0 +1,127 @@
+"""Trees of files that a script has made: their names and contents are data."""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import os
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..records import FoundFile
+
+MOST_FILES = 20000
+_PIECE, _OVERLAP, _SEARCHED = 1 << 20, 4096, 64 << 20
+
+
+def entries(root: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield everything below a directory, without following links."""
+    waiting = [str(root)]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as found:
+                rows = sorted(found, key=lambda one: one.name)
+        except OSError:
+            continue
+        for row in rows:
+            yield row
+            if row.is_dir(follow_symlinks=False):
+                waiting.append(row.path)
+
+
+def size(root: Path) -> int:
+    """Return what a tree takes on disk, in bytes."""
+    total = 0
+    for row in entries(root):
+        with contextlib.suppress(OSError):
+            total += row.stat(follow_symlinks=False).st_blocks * 512
+    return total
+
+
+def changed(upper: Path, lower: Path | None, shown: str, kept: bool, secrets: dict[str, str]) -> Iterator[FoundFile]:
+    """Yield the files of `upper` that `lower` has not, or has with another content. `shown`: path for the script."""
+    patterns = [(name, re.compile(text.encode())) for name, text in secrets.items()]
+    for number, row in enumerate(entries(upper)):
+        if number >= MOST_FILES:
+            return
+        try:
+            found = row.stat(follow_symlinks=False)
+            inside = os.path.relpath(row.path, str(upper))
+            if stat.S_ISREG(found.st_mode) and not _same(row.path, lower, inside):
+                path = os.path.join(shown, inside)
+                yield FoundFile(path, found.st_size, kept, _secret(row.path, patterns))
+        except OSError:
+            continue
+
+
+def _same(path: str, lower: Path | None, inside: str) -> bool:
+    """Whether a file was copied up and not changed."""
+    if lower is None:
+        return False
+    try:
+        before = os.lstat(str(lower / inside))
+        if not stat.S_ISREG(before.st_mode) or before.st_size != os.lstat(path).st_size:
+            return False
+        return filecmp.cmp(path, str(lower / inside), shallow=True)
+    except OSError:
+        return False
+
+
+def _secret(path: str, patterns: list[tuple[str, re.Pattern[bytes]]]) -> str:
+    if not patterns:
+        return ""
+    left, before = _SEARCHED, b""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        while left > 0:
+            piece = file.read(_PIECE)
+            if not piece:
+                return ""
+            text = before + piece
+            for name, pattern in patterns:
+                if pattern.search(text):
+                    return name
+            before, left = text[-_OVERLAP:], left - len(piece)
+    return ""
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy a tree with links, attributes and the marks of removed files of an overlay. Raises OSError."""
+    target.mkdir(parents=True, exist_ok=True)
+    with os.scandir(str(source)) as rows:
+        for row in rows:
+            mode = row.stat(follow_symlinks=False).st_mode
+            to = target / row.name
+            if stat.S_ISDIR(mode):
+                copy_tree(Path(row.path), to)
+            elif stat.S_ISLNK(mode) or stat.S_ISREG(mode):
+                shutil.copy2(row.path, str(to), follow_symlinks=False)
+            elif stat.S_ISCHR(mode):
+                os.mknod(str(to), mode, 0)
+    shutil.copystat(str(source), str(target))
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a tree, also directories without rights. What cannot be removed is left."""
+
+    def again(function: object, name: str, _: object) -> None:
+        with contextlib.suppress(OSError):
+            os.chmod(os.path.dirname(name), 0o700)
+            os.chmod(name, 0o700)
+            shutil.rmtree(name) if os.path.isdir(name) and not os.path.islink(name) else os.unlink(name)
+
+    shutil.rmtree(str(path), onerror=again)
+
+
+def not_ignored(directory: Path) -> list[str]:
+    """Return the files that git does not ignore, relative to a directory; without git all of them."""
+    command = ["git", "-C", str(directory), "ls-files", "-coz", "--exclude-standard", "--deduplicate"]
+    with contextlib.suppress(OSError):
+        done = subprocess.run(command, capture_output=True, check=False)
+        if done.returncode == 0:
+            return [name for name in os.fsdecode(done.stdout).split("\0") if name]
+    return [os.path.relpath(row.path, str(directory)) for row in entries(directory)
+            if not row.is_dir(follow_symlinks=False)]  # fmt: skip
