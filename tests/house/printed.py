@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from docs import generate
 
 FENCE = re.compile(r"^(?P<mark>`{3,})(?P<kind>[^\n]*)\n(?P<text>.*?)^(?P=mark)$", re.MULTILINE | re.DOTALL)
-KINDS = {"sh", "text", "yaml", "json", "mermaid"}
+KINDS = {"sh", "text", "yaml", "json", "mermaid", "python", "diff"}
 _TABLES = YAML(typ="safe", pure=True).load(Path(__file__).with_suffix(".yaml"))
 AS_PRINTED: dict[str, list[str]] = _TABLES["as_printed"]
 IN_OTHER_WORDS: dict[str, list[str]] = _TABLES["in_other_words"]
