@@ -38,8 +38,16 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
 def bind(source: str, target: str, read_only: bool = False) -> None:
     """Show a directory, with what is mounted below it, at another place too. Raises OSError."""
     mount(source, target, flags=BIND | REC)
-    if read_only:
-        mount("", target, flags=BIND | REMOUNT | RDONLY)
+    if not read_only:
+        return
+    for locked in (0, NOSUID | NODEV, NOSUID | NODEV | NOEXEC):  # an ordinary user must repeat what is set
+        try:
+            mount("", target, flags=BIND | REMOUNT | RDONLY | locked)
+            return
+        except OSError as problem:
+            last = problem
+    _libc.umount2(target.encode(), DETACH)
+    raise last
 
 
 def overlay(lower: str, upper: str, work: str, target: str, root: bool) -> None:

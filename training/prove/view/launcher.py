@@ -8,11 +8,11 @@ parents, and with them the mounts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
-import stat
 import sys
 import traceback
 from pathlib import Path
@@ -106,13 +106,17 @@ def _process_1(spec: dict[str, Any], number: int, ready: int, root: bool) -> Non
 
 def _enter(spec: dict[str, Any], node: dict[str, Any], root: bool) -> None:
     """Make the view of a node, and make it the root of its file system."""
-    new = node["merged"]
-    kernel.overlay("/", node["upper"], node["work"], new, root)
-    for number, (place, kind) in enumerate(_mounts()):
-        _show(place, kind, new, node, number, root)
+    new, disks = node["merged"], Disks(node, root)
+    if root:
+        kernel.overlay("/", node["upper"], node["work"], new, root)
+        for place, kind in _mounts():
+            disks.show(place, kind)
+    else:
+        kernel.mount("root", new, "tmpfs", kernel.NOSUID | kernel.NODEV, "mode=755")
+        disks.show_below("/", dict(_mounts()))
     for place in SYSTEM[1:]:
         if os.path.isdir(new + place):
-            kernel.bind(place, new + place, read_only=place == "/sys")
+            kernel.bind(place, new + place, read_only=root and place == "/sys")
     kernel.mount("proc", new + "/proc", "proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
     if os.path.isdir(new + "/dev/shm"):
         kernel.mount("shm", new + "/dev/shm", "tmpfs", kernel.NOSUID | kernel.NODEV, "size={}".format(spec["memory"]))
@@ -137,26 +141,61 @@ def _mounts() -> list[tuple[str, str]]:
                   if place != "/" and place not in SYSTEM and not place.startswith(system))  # fmt: skip
 
 
-def _show(place: str, kind: str, new: str, node: dict[str, Any], number: int, root: bool) -> None:
-    """Show another disk: copy on write, else read-only. What cannot be shown is empty."""
-    target = new + place
-    if not os.path.lexists(target):
-        return
-    if kind.split(".")[0] in DISKS and stat.S_ISDIR(os.stat(place).st_mode):
-        upper, work = (os.path.join(node["disks"], f"{number}-{name}") for name in ("upper", "work"))
-        try:
-            os.makedirs(upper)
-            os.makedirs(work)
-            kernel.overlay(place, upper, work, target, root)
-            with open(os.path.join(node["disks"], f"{number}-place"), "w", encoding="utf-8") as file:
-                file.write(place)
+class Disks:
+    """Shows the disks of this machine in the view of a node: copy on write, else read-only."""
+
+    def __init__(self, node: dict[str, Any], root: bool) -> None:
+        self._new, self._directory, self._root = node["merged"], node["disks"], root
+        self._count = 0
+
+    def show(self, place: str, kind: str) -> None:
+        """Show what is at a place. What cannot be shown is empty."""
+        target = self._new + place
+        if not os.path.lexists(target):
             return
+        try:
+            if kind.split(".")[0] in DISKS and os.path.isdir(place):
+                self._overlay(place, target)
+                return
         except OSError:
             pass
-    try:
-        kernel.bind(place, target, read_only=True)
-    except OSError:
-        return
+        try:
+            kernel.bind(place, target, read_only=True)
+        except OSError:
+            return
+
+    def _overlay(self, place: str, target: str) -> None:
+        self._count += 1
+        upper, work, name = (
+            os.path.join(self._directory, f"{self._count}-{part}") for part in ("upper", "work", "place")
+        )
+        os.makedirs(upper)
+        os.makedirs(work)
+        kernel.overlay(place, upper, work, target, self._root)
+        with open(name, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(place)
+
+    def show_below(self, directory: str, mounts: dict[str, str]) -> None:
+        """Show each entry of a directory: without root no overlay may have another mount below it."""
+        with contextlib.suppress(OSError), os.scandir(directory) as rows:
+            for row in rows:
+                self._show_entry(row, mounts)
+
+    def _show_entry(self, row: os.DirEntry[str], mounts: dict[str, str]) -> None:
+        target = self._new + row.path
+        if row.is_symlink():
+            os.symlink(os.readlink(row.path), target)
+        elif not row.is_dir():
+            with contextlib.suppress(OSError), open(target, "w", encoding="utf-8"):
+                kernel.bind(row.path, target, read_only=True)
+        else:
+            os.mkdir(target)
+            if row.path in SYSTEM:
+                return
+            if any(place.startswith(row.path + "/") for place in mounts):
+                self.show_below(row.path, mounts)
+            else:
+                self.show(row.path, mounts.get(row.path, "overlay"))
 
 
 if __name__ == "__main__":
