@@ -1,0 +1,162 @@
+"""Claim 5: a run that was killed continues as if nothing had happened."""
+
+from dataclasses import dataclass
+
+from tools.core import output
+from tools.prove.claims import Finding, failed, passed, unknown, warned
+from tools.prove.claims.repeatable import batches_repeat, differs
+from tools.prove.observed import Proof, Rank, Run, first_difference
+from training.prove.records import Step
+
+
+@dataclass
+class Point:
+    """Where one rank continues: after `done` steps. `due` are the steps that it had to take from there on."""
+
+    rank: Rank
+    done: int
+    due: list[Step]
+    batches: dict[int, str]  # by steps done
+
+
+def judge(proof: Proof) -> list[Finding]:
+    """Compare the restarted run with the killed one, and with the uninterrupted one after the kill."""
+    whole, killed, resumed = (proof.run(name) for name in ("whole", "killed", "resumed"))
+    reason = proof.why_not("killed") or killed.not_injected("kill") or proof.why_not("resumed")
+    if reason:
+        return [unknown(reason)]
+    end = killed.last_step
+    if not resumed.trained:
+        return [never_starts(resumed, f"killed after step {end}")]
+    points = [continued(rank, killed, whole) for rank in resumed.ranks if rank.steps]
+    lost = [rank.rank for rank, point in zip(resumed.ranks, points, strict=False) if point is None]
+    found = [point for point in points if point]
+    if lost or not found:
+        text = f"rank {(lost or [0])[0]}: the parameters before its first step are those of no earlier step"
+        return [failed("parameters-differ", "the restarted run has other parameters than were saved", text)]
+    places = sorted({point.done for point in found})
+    if len(places) > 1:
+        text = ", ".join(f"rank {point.rank.rank} after step {point.done}" for point in found[:4])
+        return [failed("parameters-differ", "ranks continue at different steps", text)]
+    done = places[0]
+    if done == 0:
+        text = f"killed after step {end}, saved after steps {_saves(killed)}; the first step has the first parameters"
+        return [failed("starts-anew", "the restarted run starts anew", text)]
+    where = f"killed after step {end}; continues after step {done}; {output.count(end - done, 'step')} done again"
+    findings = [*_state(found), *_rates(found), *_batches(found, whole, killed)]
+    blind = resumed.uncovered("batches")
+    if blind:
+        findings.append(unknown(f"the next batch is not compared: {blind}"))
+    if not any(one.name for one in findings):
+        findings += _end(found, whole, killed)
+    for one in findings:
+        one.evidence.insert(0, where)
+    same = "parameters, optimizer state, learning rate, batches and random state are as in the uninterrupted run"
+    return _first(findings) or [passed(same, where)]
+
+
+def never_starts(run: Run, before: str) -> Finding:
+    """Return the finding for a restart that takes no step."""
+    outcome = run.outcome
+    assert outcome is not None
+    how = outcome.reason or f"it ended with exit code {outcome.exit_code}"
+    return failed("never-starts", "the restart takes no step", before, how, f"the log says: {run.complaint()}")
+
+
+def continued(rank: Rank, killed: Run, whole: Run) -> Point | None:
+    """Find where a rank continues, by the parameters before its first step. None: nowhere."""
+    before = next((one for one in killed.ranks if one.rank == rank.rank), None)
+    steps = before.steps if before else []
+    first = rank.steps[0].parameters_before
+    known = {step.step - 1: step.parameters_before for step in steps} | {
+        step.step: step.parameters_after for step in steps
+    }
+    done = max((step for step, digest in known.items() if digest == first), default=None)
+    if done is None:
+        return None
+    uninterrupted = next((one for one in whole.ranks if one.rank == rank.rank), None)
+    later = [step for step in (uninterrupted.steps if uninterrupted else []) if step.step > len(steps)]
+    batches = uninterrupted.first_batches() if uninterrupted else {}
+    return Point(rank, done, [*steps, *later][done:], {key: batch.digest for key, batch in batches.items()})
+
+
+def _saves(run: Run) -> str:
+    steps = sorted({save.step for _, save in run.saves})
+    return ", ".join(map(str, steps[:8])) or "none"
+
+
+def _state(points: list[Point]) -> list[Finding]:
+    """Compare the optimizer's state and the random state before the first step."""
+    found = []
+    for point in points:
+        if not point.due:
+            continue
+        mine, due = point.rank.steps[0], point.due[0]
+        where = f"rank {point.rank.rank}, before step {point.done + 1}"
+        if mine.state_before != due.state_before:
+            text = f"{where}: {mine.optimizer_class} has {mine.state_before or 'no state'}, due {due.state_before}"
+            found.append(failed("optimizer-state", "the optimizer's state is not as it was", text))
+        other = sorted(name for name in mine.random.keys() & due.random.keys() if mine.random[name] != due.random[name])
+        if other:
+            text = f"{where}: {', '.join(other)}"
+            found.append(warned("random-state", "the random state is not as it was", text))
+    return found
+
+
+def _rates(points: list[Point]) -> list[Finding]:
+    for point in points:
+        for mine, due in zip(point.rank.steps, point.due, strict=False):
+            if mine.rates != due.rates:
+                at = f"rank {point.rank.rank}, step {point.done + mine.step}: {mine.rates[:4]}, due {due.rates[:4]}"
+                return [failed("learning-rate", "the learning rate is not that of the uninterrupted run", at)]
+    return []
+
+
+def _batches(points: list[Point], whole: Run, killed: Run) -> list[Finding]:
+    if not batches_repeat(whole, killed):
+        return [unknown("the next batch is not compared: two runs from the start read different batches")]
+    for point in points:
+        mine = {key + point.done: batch.digest for key, batch in point.rank.first_batches().items()}
+        at = first_difference(mine, point.batches)
+        if at is None:
+            continue
+        if _only_changed_at_random(point, whole, at):
+            text = f"rank {point.rank.rank}, step {at + 1}: the same samples with other values"
+            return [warned("random-state", "samples are changed with other random numbers", text)]
+        was = next((key + 1 for key, digest in point.batches.items() if digest == mine[at]), None)
+        seen = f"that of step {was}" if was else "one that the uninterrupted run does not read there"
+        name = "next-batch" if at == point.done else "later-batches"
+        which = "next batch" if at == point.done else "later batches"
+        text = f"rank {point.rank.rank}, step {at + 1}: the batch is {seen}"
+        return [failed(name, f"the {which} of the restarted run are not due" if name == "later-batches" else
+                       "the next batch of the restarted run is not due", text)]  # fmt: skip
+    return []
+
+
+def _only_changed_at_random(point: Point, whole: Run, at: int) -> bool:
+    """Whether the samples are those that are due, as far as their indices are known."""
+    mine = point.rank.first_batches().get(at - point.done)
+    rank = next((one for one in whole.ranks if one.rank == point.rank.rank), None)
+    due = rank.first_batches().get(at) if rank else None
+    return bool(mine and due and mine.samples and mine.samples == due.samples)
+
+
+def _end(points: list[Point], whole: Run, killed: Run) -> list[Finding]:
+    """Compare the parameters after the last step that both runs took."""
+    if differs(whole, killed):
+        return []
+    for point in points:
+        pairs = list(zip(point.rank.steps, point.due, strict=False))
+        for mine, due in pairs:
+            if mine.parameters_after != due.parameters_after:
+                text = f"rank {point.rank.rank}: parameters differ from step {due.step} on"
+                return [warned("other-end", "the last parameters are not those of the uninterrupted run", text)]
+    return []
+
+
+def _first(findings: list[Finding]) -> list[Finding]:
+    """Return one finding of each name: what one rank shows, the others show too."""
+    by_name: dict[str, Finding] = {}
+    for one in findings:
+        by_name.setdefault(one.name or one.summary, one)
+    return list(by_name.values())

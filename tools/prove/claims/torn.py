@@ -1,0 +1,49 @@
+"""Claim 6: a run that was killed in the middle of a save continues from an older checkpoint."""
+
+from tools.prove.claims import Finding, failed, passed, unknown
+from tools.prove.claims.resume import continued, never_starts
+from tools.prove.observed import Proof, Run
+
+
+def judge(proof: Proof) -> list[Finding]:
+    """Judge the restart after the first save was torn, and that after a later one."""
+    found = [one for name in ("torn-first", "torn-later") for one in _restart(proof, name)]
+    told = [one for one in found if one.name or one.state is not passed("").state]
+    if told:
+        return told
+    return [passed("the restart takes an older checkpoint", *(line for one in found for line in one.evidence))]
+
+
+def _restart(proof: Proof, name: str) -> list[Finding]:
+    torn, again, whole = proof.run(name), proof.run(f"{name}-again"), proof.run("whole")
+    reason = proof.why_not(name) or torn.not_injected("torn-save") or proof.why_not(f"{name}-again")
+    if reason:
+        return [unknown(reason)]
+    event = torn.injected("torn-save")[0]
+    what = f"{event.path} of step {event.step} was cut from {event.whole} to {event.bytes} bytes"
+    if not again.trained:
+        return [never_starts(again, what)]
+    return [_place(again, torn, whole, what, event.step, name == "torn-first")]
+
+
+def _place(again: Run, torn: Run, whole: Run, what: str, step: int, first: bool) -> Finding:
+    points = [continued(rank, torn, whole) for rank in again.ranks if rank.steps]
+    if any(point is None for point in points):
+        return failed("torn-file-used", "the restart uses a torn checkpoint", what,
+                      "its parameters are those of no earlier step")  # fmt: skip
+    places = sorted({point.done for point in points if point})
+    if len(places) > 1:
+        text = f"ranks continue after steps {', '.join(map(str, places))}"
+        return failed("torn-file-used", "the restart uses a torn checkpoint", what, text)
+    done = places[0]
+    if done == 0 and not first:
+        return failed("starts-anew", "the restart starts anew and ignores the older checkpoint", what)
+    if done == step and _other_state(again, torn, whole):
+        return failed("torn-file-used", "the restart uses a torn checkpoint", what,
+                      f"it has the parameters of step {step} and another state of the optimizer")  # fmt: skip
+    return passed("", f"{what}; the restart continues after step {done}")
+
+
+def _other_state(again: Run, torn: Run, whole: Run) -> bool:
+    points = [continued(rank, torn, whole) for rank in again.ranks if rank.steps]
+    return any(point.rank.steps[0].state_before != point.due[0].state_before for point in points if point and point.due)
