@@ -20,6 +20,7 @@ import yaml  # type: ignore[import-untyped]
 # Where a name of a repair comes from. An instance stands for its class.
 EVERYWHERE = {
     **{name: name for name in ("torch", "numpy", "random", "os", "itertools", "signal", "datetime", "pathlib")},
+    "threading": "threading",
     "DataLoader": "torch.utils.data.DataLoader", "DistributedSampler": "torch.utils.data.DistributedSampler",
     "DistributedDataParallel": "torch.nn.parallel.DistributedDataParallel",
     "fully_shard": "torch.distributed.fsdp.fully_shard", "dcp": "torch.distributed.checkpoint",
