@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.prove.parts import ROOT, launch
-from training.prove.records import Batch, Begin, End, Injected, Loss, Step, World
+from training.prove.records import Batch, Begin, End, Injected, Loss, Save, Step, World, Write
 
 DDP = ROOT / "tests/prove/scripts/ddp.py"
 
@@ -49,3 +49,82 @@ def test_a_fault_happens_at_its_step(kind: str, tmp_path: Path) -> None:
     if kind == "exception":
         assert "trainyard: planted exception" in done.output
         assert done.of(1, End)[0].reason == "exception"
+
+
+SAVES = """
+    import io, os, sys, pickle, torch
+    from safetensors.torch import save_file
+    import torch.distributed.checkpoint as dcp
+
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    how = sys.argv[1]
+    for step in range(4):
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        buffer = io.BytesIO()
+        torch.save(model.state_dict(), buffer)
+        if how == "replace":
+            torch.save(model.state_dict(), "model.tmp")
+            os.replace("model.tmp", "model.pt")
+        elif how == "stream":
+            with open("model.pt", "wb") as file:
+                torch.save(model.state_dict(), file)
+        elif how == "safetensors":
+            save_file(model.state_dict(), "model.safetensors")
+        elif how == "dcp":
+            dcp.save({"model": model.state_dict()}, checkpoint_id=f"checkpoint-{step}")
+        elif how == "async":
+            dcp.async_save({"model": model.state_dict()}, checkpoint_id=f"checkpoint-{step}").result()
+        elif how == "file":
+            with open("model.tmp", "wb") as file:
+                pickle.dump(model.weight.tolist(), file)
+            os.rename("model.tmp", "model.pkl")
+        with open("progress.json", "w") as file:
+            file.write(str(step))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "names", "overwritten"),
+    [
+        ("replace", "torch.save", ["model.tmp"] * 4, False),
+        ("stream", "torch.save", ["model.pt"] * 4, True),
+        ("safetensors", "safetensors", ["model.safetensors"] * 4, True),
+        ("dcp", "dcp", ["__0_0.distcp", ".metadata.tmp"] * 4, False),
+        pytest.param("async", "dcp", ["__0_0.distcp", ".metadata.tmp"] * 4, False, marks=pytest.mark.long),
+        ("file", "file", ["model.pkl"] * 4, False),
+    ],
+)
+def test_each_save_is_recorded_once(how: str, kind: str, names: list[str], overwritten: bool, tmp_path: Path) -> None:
+    done = launch(tmp_path, SAVES, how, ranks=0, steps=9)
+    assert done.exit_code == 0, done.output
+    saves = done.of(0, Save)
+    assert [Path(save.path).name for save in saves] == names
+    assert {save.kind for save in saves} == {kind}
+    assert [save.overwritten for save in saves] == [overwritten and number > 0 for number in range(len(saves))]
+    assert [save.number for save in saves] == list(range(1, len(saves) + 1))
+    assert all(save.bytes > 0 and save.step >= 1 for save in saves)
+    assert [write.path for write in done.of(0, Write)].count(str(tmp_path / "progress.json")) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "torn", "whole"),
+    [
+        ("replace", "model.tmp", "model.pt"),
+        ("stream", "model.pt", None),
+        ("safetensors", "model.safetensors", None),
+        ("file", "model.tmp", "model.pkl"),
+    ],
+)
+def test_a_torn_save_is_half_a_file_and_a_killed_rank(how: str, torn: str, whole: str | None, tmp_path: Path) -> None:
+    done = launch(tmp_path, SAVES, how, ranks=0, steps=9, fault={"kind": "torn-save", "save": 2, "rank": 0})
+    assert done.exit_code == -9, done.output
+    (injected,) = done.of(0, Injected)
+    assert injected.path == str(tmp_path / torn)
+    assert 0 < injected.bytes == injected.whole // 2
+    assert (tmp_path / torn).stat().st_size == injected.bytes
+    # A script that renames has the whole file of its first save; one that overwrites has nothing else.
+    assert whole is None or (tmp_path / whole).stat().st_size > injected.bytes
+    assert len(done.of(0, Save)) == 1

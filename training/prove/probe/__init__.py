@@ -13,6 +13,8 @@ from . import random_state, state
 from .batches import Forwards
 from .ends import Ends
 from .imports import on_import
+from .loaders import Loaders
+from .saves import Saves
 from .state import Probe
 from .steps import Steps
 from .world import World
@@ -26,18 +28,23 @@ def start(path: str) -> None:
     os.register_at_fork(after_in_child=probe.forked)
     random_state.seed_python()
     on_import("numpy", probe.safe("random")(random_state.seed_numpy))
-    on_import("torch", probe.safe("optimizer")(lambda torch: _on_torch(probe, torch)))
+    saves = Saves(probe)
+    probe.safe("saves")(saves.install)()
+    on_import("torch", probe.safe("optimizer")(lambda torch: _on_torch(probe, saves, torch)))
 
 
-def _on_torch(probe: Probe, torch: Any) -> None:
+def _on_torch(probe: Probe, saves: Saves, torch: Any) -> None:
     """Register everything that needs torch, right after its import."""
     probe.torch = torch
     if probe.stand_in:
         importlib.import_module(f"{__package__}.stand_in").install(torch)
     random_state.seed_torch(torch, random_state.early_rank())
     world = World(probe)
-    forwards = Forwards(probe, world)
-    steps = Steps(probe, forwards, world)
+    loaders = Loaders(probe)
+    forwards = Forwards(probe, world, loaders)
+    steps = Steps(probe, forwards, world, saves)
+    probe.safe("saves")(saves.install_torch)(torch)
+    probe.safe("batches")(loaders.install)()
     probe.safe("collectives")(world.install)(torch.distributed)
     probe.safe("batches")(forwards.install)()
     probe.safe("optimizer")(steps.install)()

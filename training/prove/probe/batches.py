@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 from .. import records
-from . import loaders, random_state
-from .digest import digests, rows
+from . import random_state, samples
+from .digest import digests
+from .loaders import Loaders
 from .state import Probe
 from .world import World
-
-ROWS = 4096
-_DEPTH = 4
-# Names under which models take their data. A mask or a position is data of another kind.
-_NAMES = ("input_ids", "pixel_values", "input_values", "input_features", "inputs_embeds", "x", "input", "inputs")
 
 
 class Forwards:
     """Follows forward calls. Calls inside another one, and those that backward repeats, are not counted."""
 
-    def __init__(self, probe: Probe, world: World) -> None:
-        self.probe = probe
-        self.world = world
+    def __init__(self, probe: Probe, world: World, loaders: Loaders) -> None:
+        self.probe, self.world, self.loaders = probe, world, loaders
         self.torch = probe.torch
         self.open: Any = None
         self.modules: weakref.WeakSet[Any] = weakref.WeakSet()  # outermost modules that ran in training mode
@@ -67,19 +61,20 @@ class Forwards:
         self.since_step += 1
         self.probe.forward_calls += 1
         self._dropout(module)
-        data = _main(self.torch, args, keywords)
+        data = samples.main(self.torch, args, keywords)
         if data is None:
             return
-        place = loaders.current(self.torch, data)
+        digest = digests(self.torch, [data])[0]
+        place = self.loaders.place(digest)
         event = records.Batch(
             step=self.probe.step,
             number=self.numbers,
             module=type(module).__name__,
             shape=list(data.shape),
-            digest=digests(self.torch, [data])[0],
-            rows=_rows(self.torch, data),
-            passes=place.passes,
-            order=place.order,
+            digest=digest,
+            rows=samples.row_digests(self.torch, data),
+            passes=place.of.number,
+            order=place.of.order,
             samples=place.samples,
         )
         self.numbers += 1
@@ -119,35 +114,3 @@ def _drops_out(module: Any) -> bool:
             return True
     rate = getattr(module, "p", 0.0) if "Dropout" in type(module).__name__ else 0.0
     return isinstance(rate, (int, float)) and rate > 0
-
-
-def _tensors(torch: Any, value: Any, depth: int = 0) -> Iterator[Any]:
-    """Yield the tensors in nested containers that are data: results of other modules have a gradient."""
-    if isinstance(value, torch.Tensor):
-        if value.dim() and value.numel() and value.grad_fn is None and not isinstance(value, torch.nn.Parameter):
-            yield value
-    elif depth < _DEPTH:
-        inner = value.values() if hasattr(value, "values") and hasattr(value, "keys") else value
-        if isinstance(inner, (list, tuple)) or inner is not value:
-            for one in inner:
-                yield from _tensors(torch, one, depth + 1)
-
-
-def _main(torch: Any, args: Any, keywords: dict[str, Any]) -> Any:
-    """Return the tensor that holds the samples, or None."""
-    named = dict(keywords)
-    for one in args:
-        if hasattr(one, "keys") and hasattr(one, "get"):
-            named.update((key, one[key]) for key in one.keys())  # noqa: SIM118 - a mapping of any kind
-    for name in _NAMES:
-        found = next(_tensors(torch, named.get(name)), None)
-        if found is not None:
-            return found
-    return next(_tensors(torch, [args, keywords]), None)
-
-
-def _rows(torch: Any, data: Any) -> list[str]:
-    """Return digests of the samples. Single whole numbers repeat by chance: they tell nothing."""
-    if data.is_sparse or (data.numel() == data.shape[0] and not data.is_floating_point()):
-        return []
-    return rows(torch, data, ROWS)

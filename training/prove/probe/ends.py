@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import sys
 import threading
+import time
 from typing import Any
 
 from .. import records
@@ -15,6 +16,7 @@ from . import faults, random_state
 from .state import Probe, is_launcher
 
 _ENDS_SECONDS = 5.0
+_SAVE_SECONDS = 30.0  # for a save that another thread has begun
 
 
 class Ends:
@@ -108,6 +110,9 @@ def peak_memory(torch: Any) -> int:
 
 def leave(probe: Probe) -> None:
     """End the process after the wished steps, together with the other ranks. Exit code 0."""
+    end = time.monotonic() + _SAVE_SECONDS
+    while probe.saving and time.monotonic() < end:
+        time.sleep(0.05)
     probe.ends.write("steps")
     faults.wait_for_all(probe, "end", _ENDS_SECONDS)
     for child in multiprocessing.active_children():

@@ -2,19 +2,218 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import os
+import random
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
+
+from .. import records
+from . import random_state, samples
+from .digest import digests, hashed
+from .state import Probe
+
+_PASS = "TRAINYARD_PROVE_PASS"  # "loader:pass" of the worker processes that start next
+_ORDER = 16  # samples from which the order of a pass is told
+_DISTINCT = 8  # fewer may have the same order by chance
+_FETCHES = 4  # batches of a worker that are watched for the use of random numbers
+_AHEAD = 8  # batches that a framework may read ahead
+_DEPTH = 4
+
+
+@dataclass
+class Pass:
+    """One iteration over a DataLoader."""
+
+    number: int | None  # None: a stream
+    batches: list[str] = field(default_factory=list)
+    first: list[str] = field(default_factory=list)
+    yielded: int = 0
+    over: bool = False
+
+    @property
+    def order(self) -> str | None:
+        """A digest of the first samples in their order, once enough of them were drawn."""
+        known = len(self.first) >= _ORDER or self.over
+        return hashed(*self.first) if known and len(set(self.first)) >= _DISTINCT else None
+
+    def drew(self, index: Any) -> None:
+        """Note the samples of the next batch."""
+        self.batches.append(hashed(index))
+        rest = _ORDER - len(self.first)
+        self.first.extend(f"{one}," for one in (index if isinstance(index, (list, tuple)) else [index])[:rest])
 
 
 @dataclass
 class Place:
     """Where in its DataLoader a batch comes from. All is None where that is unknown."""
 
-    passes: int | None = None
-    order: str | None = None
+    of: Pass = field(default_factory=lambda: Pass(None))
     samples: str | None = None
 
 
-def current(torch: Any, data: Any) -> Place:
-    """Return the place of the batch that the model reads now."""
-    return Place()
+class Loaders:
+    """Follows the DataLoaders of this process."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.probe, self.torch = probe, probe.torch
+        self.passes: dict[int, int] = {}  # data set -> passes begun
+        self.of: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
+        self.recent: deque[tuple[str, Place]] = deque(maxlen=_AHEAD)
+        self._begin = probe.safe("batches")(self._begin_pass)
+        self._note = probe.safe("batches")(self._yielded)
+
+    def install(self) -> None:
+        """Wrap the iterators of DataLoaders, and what reads samples in their workers."""
+        module: Any = sys.modules["torch.utils.data.dataloader"]
+        base, multi = module._BaseDataLoaderIter, module._MultiProcessingDataLoaderIter
+        init, reset, index, following = base.__init__, multi._reset, base._next_index, base.__next__
+
+        @functools.wraps(init)
+        def begin(one: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            self._begin(one, loader)
+            init(one, loader, *args, **kwargs)
+
+        @functools.wraps(reset)
+        def begin_again(one: Any, loader: Any, first_iter: bool = False) -> None:
+            if not first_iter:
+                self._begin(one, loader)
+            reset(one, loader, first_iter)
+
+        @functools.wraps(index)
+        def next_index(one: Any) -> Any:
+            of = self.of.get(one)
+            try:
+                found = index(one)
+            except StopIteration:
+                if of is not None:
+                    of.over = True
+                raise
+            if of is not None and of.number is not None:
+                of.drew(found)
+            return found
+
+        @functools.wraps(following)
+        def next_batch(one: Any) -> Any:
+            found = following(one)
+            self._note(one, found)
+            return found
+
+        base.__init__, multi._reset, base._next_index, base.__next__ = begin, begin_again, next_index, next_batch
+        self._wrap_fetchers(module._DatasetKind)
+
+    def _begin_pass(self, iterator: Any, loader: Any) -> None:
+        data = loader.dataset
+        number = self.passes.get(id(data), 0)
+        self.passes[id(data)] = number + 1
+        stream = isinstance(data, self.torch.utils.data.IterableDataset)
+        self.of[iterator] = Pass(None if stream else number)
+        os.environ[_PASS] = f"{list(self.passes).index(id(data))}:{number}"
+
+    def _yielded(self, iterator: Any, batch: Any) -> None:
+        of = self.of.get(iterator)
+        if of is None or not self.torch.is_grad_enabled():
+            return
+        place = Place(of, of.batches[of.yielded] if of.yielded < len(of.batches) else None)
+        of.yielded += 1
+        data = samples.main(self.torch, [batch], {})
+        self.recent.append((digests(self.torch, [data])[0] if data is not None else "", place))
+
+    def place(self, digest: str) -> Place:
+        """Return where a batch of this content comes from: else the batch that was read last."""
+        found = next((place for known, place in reversed(self.recent) if known == digest), None)
+        return found or (self.recent[-1][1] if self.recent else Place())
+
+    # Workers
+
+    def _wrap_fetchers(self, kind: Any) -> None:
+        create = kind.create_fetcher
+        follow = self.probe.safe("random")(self._follow)
+
+        @functools.wraps(create)
+        def create_fetcher(kind: Any, dataset: Any, *args: Any) -> Any:
+            fetcher = create(kind, dataset, *args)
+            info = self.torch.utils.data.get_worker_info()
+            if info is not None:
+                follow(fetcher, dataset, int(info.id))
+            return fetcher
+
+        kind.create_fetcher = staticmethod(create_fetcher)
+
+    def _follow(self, fetcher: Any, dataset: Any, worker: int) -> None:
+        """Record the sources of random numbers of a worker, when its first batches show which ones are used."""
+        loader, number = (int(text) for text in os.environ.get(_PASS, "0:0").split(":"))
+        os.environ[_PASS] = f"{loader}:{number + 1}"  # a worker that stays makes its next fetcher for the next pass
+        fetch, before, left = fetcher.fetch, _states(self.torch, dataset), [_FETCHES]
+        look = self.probe.safe("random")(self._look)
+
+        @functools.wraps(fetch)
+        def followed(index: Any) -> Any:
+            try:
+                return fetch(index)
+            finally:
+                if left[0] > 0:
+                    left[0] -= 1
+                    look(dataset, before, left, (loader, number, worker))
+
+        fetcher.fetch = followed
+
+    def _look(self, dataset: Any, before: dict[str, str], left: list[int], place: tuple[int, int, int]) -> None:
+        after = _states(self.torch, dataset)
+        for source in list(before):
+            used = after.get(source) != before[source]
+            if used or left[0] == 0:
+                self.probe.write_worker(records.Worker(*place, source, before.pop(source), used))
+
+
+def _states(torch: Any, dataset: Any) -> dict[str, str]:
+    """Return a digest of each source of random numbers in a worker."""
+    return {**random_state.digest(torch), **dict(_generators(torch, dataset, "dataset", 0, set()))}
+
+
+def _generators(torch: Any, value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, str]]:
+    """Yield the generators that a data set keeps: in its attributes, in its transforms, in what it wraps."""
+    if id(value) in seen or depth > _DEPTH:
+        return
+    seen.add(id(value))
+    state = _generator_state(torch, value)
+    if state is not None:
+        yield name, state
+        return
+    if isinstance(value, dict):
+        inner = [(f"{name}[{key}]", one) for key, one in list(value.items())[:64]]
+    elif isinstance(value, (list, tuple)):
+        inner = [(f"{name}[{place}]", one) for place, one in enumerate(value[:16])]
+    else:
+        held = getattr(value, "__dict__", None)
+        plain = isinstance(held, dict) and not isinstance(value, (type, torch.Tensor))
+        inner = [(f"{name}.{key}", one) for key, one in list(held.items())[:64]] if plain and held else []
+    for path, one in inner:
+        if not isinstance(one, (str, bytes, int, float, bool, type(None))):
+            yield from _generators(torch, one, path, depth + 1, seen)
+
+
+def _generator_state(torch: Any, value: Any) -> str | None:
+    if isinstance(value, random.Random):
+        return hashed(value.getstate()[:2])
+    if isinstance(value, torch.Generator):
+        return hashed(value.get_state().tolist())
+    module = type(value).__module__ or ""
+    if module.startswith("numpy.random") and hasattr(value, "bit_generator"):
+        return hashed(_plain(value.bit_generator.state))
+    if module.startswith("numpy.random") and hasattr(value, "get_state"):
+        return hashed(_plain(value.get_state()))
+    return None
+
+
+def _plain(state: Any) -> Any:
+    """Return a state without arrays, whose text would be shortened."""
+    if isinstance(state, dict):
+        return sorted((key, _plain(one)) for key, one in state.items())
+    if isinstance(state, (list, tuple)):
+        return [_plain(one) for one in state]
+    return state.tolist() if hasattr(state, "tolist") else state

@@ -51,6 +51,7 @@ class Probe:
     torch: Any = None
     step: int = 0  # optimizer steps done
     saves: int = 0
+    saving: int = 0  # saves that run now, in any thread
     backward_calls: int = 0
     forward_calls: int = 0
     first_step_seconds: float = 0.0
@@ -60,6 +61,7 @@ class Probe:
     ends: Any = None  # ends.Ends
     leave_now: Callable[[int], Any] = os._exit  # without the record of an end
     _writer: records.Writer | None = None
+    _worker_writer: records.Writer | None = None
     _waiting: list[Any] = field(default_factory=list)
     _said: set[tuple[str, str]] = field(default_factory=set)
     _lock: Any = field(default_factory=threading.RLock)
@@ -100,6 +102,13 @@ class Probe:
                 self._waiting.clear()
             self._writer.write(event)
 
+    def write_worker(self, event: Any) -> None:
+        """Append an event to the file of this worker of a DataLoader."""
+        with self._lock:
+            if self._worker_writer is None:
+                self._worker_writer = records.Writer(self.out / f"worker-{self.rank}-{self.pid}.jsonl")
+            self._worker_writer.write(event)
+
     def later(self, event: Any) -> None:
         """Write an event, or keep it until this process has a file: it alone does not make a rank."""
         with self._lock:
@@ -129,8 +138,9 @@ class Probe:
 
     def forked(self) -> None:
         """Start anew in a child process, which is not this rank."""
-        self.pid, self._writer, self._waiting, self._lock = os.getpid(), None, [], threading.RLock()
-        self.step = self.saves = self.backward_calls = self.forward_calls = 0
+        self.pid, self._waiting, self._lock = os.getpid(), [], threading.RLock()
+        self._writer = self._worker_writer = None
+        self.step = self.saves = self.saving = self.backward_calls = self.forward_calls = 0
         self.ended, self.child = False, True
 
     @contextmanager

@@ -14,6 +14,7 @@ from .. import records
 from . import ends, faults, random_state
 from .batches import Forwards, compiling, in_backward
 from .digest import digests, hashed, is_sharded, sums
+from .saves import Saves
 from .state import Probe
 from .world import World
 
@@ -25,15 +26,14 @@ _FRUITLESS = 64  # backward calls without any step of an optimizer, after which 
 class Steps:
     """Follows the optimizers of this process through torch's hooks for all optimizers."""
 
-    def __init__(self, probe: Probe, forwards: Forwards, world: World) -> None:
-        self.probe, self.torch, self.forwards, self.world = probe, probe.torch, forwards, world
+    def __init__(self, probe: Probe, forwards: Forwards, world: World, saves: Saves) -> None:
+        self.probe, self.torch, self.forwards, self.world, self.saves = probe, probe.torch, forwards, world, saves
         self.open: Any = None  # the optimizer whose step runs: optimizers call others
         self.before: _Before | None = None
         self.known: list[weakref.ref[Any]] = []
         self.cleared: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self.losses: list[tuple[int, Any]] = []
         self.last_end = time.perf_counter()
-        self.inside_backward = 0
         self._look = probe.safe("optimizer")(self._look_before)
         self._finish = probe.safe("optimizer")(self._write_step)
         self._note_loss = probe.safe("gradients")(self._loss)
@@ -83,6 +83,7 @@ class Steps:
 
     def last_parameters(self) -> str:
         """Return a digest of the parameters of all optimizers, after writing what is still to be written."""
+        self.saves.settle()
         self._flush()
         parameters = [one for optimizer in self.optimizers() for one in _parameters(optimizer)]
         return hashed(*digests(self.torch, parameters)) if parameters else ""
@@ -129,6 +130,7 @@ class Steps:
         if in_backward(self.torch):
             self._stepped_inside()
             return None
+        self.saves.settle()
         if self.probe.step >= self.probe.steps:
             self.flush()
             ends.leave(self.probe)

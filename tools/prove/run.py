@@ -1,0 +1,156 @@
+"""Carry out a proof: start the runner, show its progress, read the records, judge them."""
+
+import json
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tools.core import output
+from tools.core.errors import UserError
+from tools.core.verdict import Verdict
+from tools.prove import claims, observed, trials
+from tools.prove.observed import TABLE, Proof, Run
+from tools.prove.trials import Options, Subject
+from training.prove import plan as plans
+from training.prove.plan import Plan
+
+RUNNER = Path(plans.__file__).with_name("__main__.py")
+EVERY = 10.0  # seconds between two lines about one start
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a proof found: verdicts, figures, and what was not looked at."""
+
+    verdicts: list[Verdict]
+    figures: dict[str, Any]
+    not_proven: list[str]
+    versions: dict[str, str]
+
+
+def prove(subject: Subject, options: Options, out: Path) -> Result:
+    """Prove a subject. `out` is an empty directory for the records. Raises UserError."""
+    made, notes = trials.plan(subject, options)
+    begun = time.monotonic()
+    _carry_out(trials.first(made), out, len(made.starts))
+    whole = observed.read("whole", out / "whole")
+    if _wants_cuda(whole):
+        output.note("the script takes no step without CUDA: it is started again with a stand-in for CUDA on the CPU")
+        shutil.rmtree(out / "whole")
+        made = replace(made, stand_in=True)
+        _carry_out(trials.first(made), out, len(made.starts))
+        whole = observed.read("whole", out / "whole")
+    if whole.trained:
+        _carry_out(made, out, len(made.starts))
+    runs = {name: observed.read(name, out / name) for name in TABLE["starts"]}
+    proof = Proof(runs, made.steps, made.hang_timeout, made.grace, notes)
+    verdicts = [claims.judge(name, proof) for name in options.claims]
+    figures = {**figures_of(whole), "seconds of the proof": round(time.monotonic() - begun, 1)}
+    versions = next((end.versions for end in whole.ends()), {})
+    return Result(verdicts, figures, _not_proven(whole), versions)
+
+
+def _wants_cuda(whole: Run) -> bool:
+    """Whether a run took no step because there is no GPU: the log says so, or it ended with 0 and did nothing."""
+    if whole.trained or whole.outcome is None or shutil.which("nvidia-smi"):
+        return False
+    idle = whole.outcome.exit_code == 0 and whole.outcome.ended_by == "itself" and bool(whole.ranks)
+    return whole.need() == "cuda" or idle
+
+
+def _not_proven(whole: Run) -> list[str]:
+    outcome = whole.outcome
+    rows = [str(TABLE["replaced"])] if whole.stand_in else []
+    if outcome is not None and outcome.view == "copy":
+        rows.append("the script ran on a copy without a network of its own: namespaces are not allowed here")
+    return rows
+
+
+def _carry_out(made: Plan, out: Path, count: int) -> None:
+    """Run the runner on a plan. Ends it, and all that it started, with this process."""
+    path = out / "plan.json"
+    plans.write(made, path)
+    path.chmod(0o600)
+    process = subprocess.Popen(
+        [sys.executable, "-I", str(RUNNER), str(path), str(out)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    names = list(TABLE["starts"])
+    show = _progress(count, [name for name in names if name in {one.name for one in made.starts}])
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            show(json.loads(line))
+    except BaseException:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        raise
+    if process.wait() != 0:
+        raise UserError(f"the runner of the proof ended with exit code {process.returncode}", code=1)
+
+
+def _progress(count: int, names: list[str]) -> Callable[[Mapping[str, Any]], None]:
+    told = 0.0
+
+    def show(row: Mapping[str, Any]) -> None:
+        nonlocal told
+        name, state = str(row["start"]), row["state"]
+        what = f"{names.index(name) + 1} of {count}: {TABLE['starts'][name]}"
+        now = time.monotonic()
+        if state == "skipped":
+            output.note(f"{what}: left out: {row['note']}")
+        elif state == "starting":
+            output.note(what)
+        elif state == "running" and now - told > EVERY:
+            output.note(f"  step {row['step']} of {row['of']}")
+        else:
+            return
+        told = now
+
+    return show
+
+
+def figures_of(run: Run) -> dict[str, Any]:
+    """Return the figures of an uninterrupted run: times in seconds, sizes in bytes."""
+    found: dict[str, Any] = {}
+    steps = [step.seconds - step.probe_seconds for rank in run.ranks for step in rank.steps[1:]]
+    if steps:
+        found["step time, s"] = _rounded(statistics.median(steps))
+        rows = [len(batch.rows) for rank in run.ranks for batch in rank.batches]
+        each = sum(rows) / max(1, run.last_step)
+        if rows and found["step time, s"]:
+            found["samples a second"] = _rounded(each / found["step time, s"])
+            found.update(_tokens(run, each, found["step time, s"]))
+    first = [end.first_step_seconds for end in run.ends() if end.first_step_seconds]
+    if first:
+        found["time to the first step, s"] = _rounded(max(first))
+    memory = max((end.peak_memory for end in run.ends()), default=0)
+    if memory:
+        found["peak memory of a rank, MiB"] = round(memory / 2**20)
+    by_step: dict[int, tuple[int, float]] = {}
+    for _, save in run.saves:
+        size, seconds = by_step.get(save.step, (0, 0.0))
+        by_step[save.step] = size + save.bytes, max(seconds, save.seconds)
+    if by_step:
+        size, seconds = max(by_step.values())
+        found["size of a save, MiB"], found["time of a save, s"] = _rounded(size / 2**20), _rounded(seconds)
+    return found
+
+
+def _tokens(run: Run, each: float, seconds: float) -> dict[str, float]:
+    """Return tokens a second where the first module that reads a batch is an embedding of token numbers."""
+    batch = next((one for rank in run.ranks for one in rank.batches), None)
+    if batch is None or len(batch.shape) != 2 or not batch.module.endswith("Embedding"):
+        return {}
+    return {"tokens a second": _rounded(each * batch.shape[1] / seconds)}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")

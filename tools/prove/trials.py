@@ -1,0 +1,244 @@
+"""What `yard prove` starts: a user's command, or that of a manifest, as the plan that the runner carries out."""
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tools.cells.knobs import Knobs
+from tools.core import repo
+from tools.core.errors import UserError
+from tools.core.secret_patterns import SHAPES
+from tools.kube.manifests import Manifests
+from tools.local import job as local_job
+from tools.local import run as local_run
+from tools.prove.claims import NAMES
+from tools.prove.observed import TABLE
+from tools.simulator import launchers
+from tools.simulator.torchrun import BadOptions, UnknownOptions
+from training.prove.plan import Fault, Plan, Start
+
+# Of the caller's environment the command gets these only.
+ALLOWED = re.compile(
+    r"PATH|HOME|USER|LOGNAME|LANG|LC_[A-Z]+|TZ|TMPDIR|VIRTUAL_ENV|CONDA_PREFIX|LD_LIBRARY_PATH|OMP_NUM_THREADS"
+    r"|CUDA_VISIBLE_DEVICES|CUDA_HOME|XDG_CACHE_HOME|HF_HOME|HF_HUB_CACHE|HF_DATASETS_CACHE|HF_HUB_OFFLINE|TORCH_HOME"
+)
+NPROC = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)")
+ONE_NODE = re.compile(
+    r"--(?:standalone|nnodes|node[-_]rank|master[-_]addr|master[-_]port|rdzv[-_](?:endpoint|backend|id))"
+)
+OPERATOR = re.compile(r"PET_\w+|(?:MASTER|NODE|GROUP|LOCAL)_\w+|RANK|WORLD_SIZE|NNODES")
+EPHEMERAL = re.compile(r"emptyDir|ConfigMap|Secret|projected|downwardAPI")
+FAULTS = {"killed": "kill", "torn-first": "torn-save", "torn-later": "torn-save", "term": "terminate",
+          "exception": "exception", "hang": "hang"}  # fmt: skip
+SOURCES = {"resumed": "killed", "world": "killed", "torn-first-again": "torn-first", "torn-later-again": "torn-later"}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The command that is proven, and where it runs. `keep` is what survives a restart."""
+
+    command: list[str]
+    workdir: Path
+    variables: dict[str, str]
+    keep: list[Path]
+    nodes: int = 1
+    grace: float = 30.0
+    image: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The user's wishes for a proof."""
+
+    steps: int = 30
+    kill_at: int | None = None
+    resume: str | None = None
+    keep: tuple[str, ...] = ()
+    link: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    timeout: float = 300.0
+    only: tuple[str, ...] = ()
+    network: bool = False
+    claims: list[str] = field(default_factory=list)
+
+
+def wanted(only: Sequence[str]) -> list[str]:
+    """Return the claims of `--only`, by name or number; all without one. The first claim is always judged."""
+    names = []
+    for text in only:
+        name = NAMES[int(text) - 1] if text.isdigit() and 0 < int(text) <= len(NAMES) else text
+        if name not in NAMES:
+            known = ", ".join(f"{number} {one}" for number, one in enumerate(NAMES, 1))
+            raise UserError(f"--only {text}: no claim has this name", repo.did_you_mean(text, NAMES) or known)
+        names.append(name)
+    return [name for name in NAMES if name in names] or list(NAMES)
+
+
+def of_command(words: Sequence[str], workdir: Path, knobs: Knobs, options: Options) -> Subject:
+    """Return a command of the command line as a subject. Raises UserError where it cannot start."""
+    if knobs != Knobs(nodes=knobs.nodes, nproc=knobs.nproc):
+        raise UserError("a COMMAND takes --nodes and --nproc; the other options change a cell")
+    if not workdir.is_dir():
+        raise UserError(f"--workdir {workdir}: no such directory")
+    command = _with_nodes(_with_nproc(list(words), knobs.nproc), knobs.nodes)
+    variables = {name: value for name, value in os.environ.items() if ALLOWED.fullmatch(name)}
+    variables.update(_variables(options.env))
+    _check(command, workdir, variables)
+    keep = [_below(workdir, text) for text in options.keep] or [workdir]
+    return Subject(command, workdir, variables, keep, knobs.nodes or 1)
+
+
+def of_manifests(manifests: Manifests, target: Sequence[str], knobs: Knobs, options: Options) -> Subject:
+    """Return the one job of some manifests as a subject: its command, variables, volumes and grace period.
+
+    The job gets a name of its own, and with it its own run directory. Raises UserError.
+    """
+    job = local_job.ready(manifests, target, knobs)
+    local_run.materialise(job)
+    pod, container = job.local[0], job.pods[0].container
+    variables = {name: value for name, value in pod.environment.items() if not OPERATOR.fullmatch(name)}
+    variables.update(_variables(options.env))
+    mounts = [mount.local for mount in pod.mounts if not EPHEMERAL.match(mount.kind)]
+    keep = [*mounts, *(_below(pod.cwd, text) for text in options.keep)]
+    image = str(container.get("image") or "")
+    return Subject(pod.argv, pod.cwd, variables, keep, len(job.local), float(pod.grace), image, job.name)
+
+
+def plan(subject: Subject, options: Options) -> tuple[Plan, dict[str, str]]:
+    """Return the plan for the claims of `options`, and why starts that they need are not in it."""
+    needed = {name for claim in options.claims for name in TABLE["claims"][claim]["starts"]}
+    again = shlex.split(options.resume) if options.resume else subject.command
+    other = other_world(again)
+    notes = {} if other else {"world": "the command does not say how many ranks a launcher starts"}
+    starts = []
+    for name in TABLE["starts"]:
+        if name not in needed or name in notes:
+            continue
+        command = other if name == "world" and other else again if name in SOURCES else subject.command
+        fault = Fault(FAULTS[name], step=options.kill_at if name == "killed" else None) if name in FAULTS else None
+        claims = [number for number, claim in enumerate(NAMES, 1) if name in TABLE["claims"][claim]["starts"]]
+        starts.append(Start(name, claims, command, SOURCES.get(name), fault))
+    made = Plan(
+        starts=starts,
+        workdir=str(subject.workdir),
+        variables=subject.variables,
+        steps=options.steps,
+        nodes=subject.nodes,
+        keep=list(dict.fromkeys(map(str, subject.keep))),
+        link=[str(_below(subject.workdir, text)) for text in options.link],
+        network=options.network,
+        timeout=options.timeout,
+        grace=subject.grace,
+        secrets={shape.kind: shape.pattern.pattern for shape in SHAPES},
+    )
+    return made, notes
+
+
+def first(made: Plan) -> Plan:
+    """Return the plan of the uninterrupted run only."""
+    return replace(made, starts=[one for one in made.starts if one.name == "whole"])
+
+
+def other_world(command: Sequence[str]) -> list[str] | None:
+    """Return the command with another number of ranks on each node: half of them, or two instead of one."""
+    at, value = _nproc(command)
+    if at is None or not value.isdigit() or int(value) < 1:
+        return None
+    number = int(value) // 2 if int(value) > 1 else 2
+    return _replaced(list(command), at, number)
+
+
+def _nproc(command: Sequence[str]) -> tuple[int | None, str]:
+    """Return where a launcher's option for the number of ranks stands, and its value."""
+    launcher, rest = launchers.kind(command)
+    if not launcher or launcher == "python":
+        return None, ""
+    for at in range(len(command) - len(rest), len(command)):
+        name, separator, value = command[at].partition("=")
+        if not name.startswith("-"):
+            before = command[at - 1].partition("=")
+            if not before[0].startswith("-") or before[1]:
+                return None, ""  # the program, whose own options follow
+        if NPROC.fullmatch(name):
+            return at, value if separator else (command[at + 1] if at + 1 < len(command) else "")
+    return None, ""
+
+
+def _replaced(command: list[str], at: int, number: int) -> list[str]:
+    name, separator, _ = command[at].partition("=")
+    new = [f"{name}={number}"] if separator else [name, str(number)]
+    return [*command[:at], *new, *command[at + (1 if separator else 2) :]]
+
+
+def _with_nproc(command: list[str], number: int | None) -> list[str]:
+    if number is None:
+        return command
+    at, _ = _nproc(command)
+    if at is not None:
+        return _replaced(command, at, number)
+    launcher, rest = launchers.kind(command)
+    here = len(command) - len(rest)
+    if launcher == "accelerate":
+        return [*command[:here], "--num_processes", str(number), *rest]
+    if launcher and launcher != "python":
+        return [*command[:here], "--nproc-per-node", str(number), *rest]
+    if launcher == "python" and rest and rest[0].endswith(".py"):
+        return [command[0], "-m", "torch.distributed.run", "--nproc-per-node", str(number), *rest]
+    raise UserError(f"--nproc {number}: {command[0]} is not a launcher", "for example: torchrun --nproc-per-node 2 …")
+
+
+def _with_nodes(command: list[str], number: int | None) -> list[str]:
+    """Leave the nodes' meeting place to the runner, which gives it by variables."""
+    if number is None or number == 1:
+        return command
+    launcher, rest = launchers.kind(command)
+    if launcher in ("", "python"):
+        raise UserError(
+            f"--nodes {number}: {command[0]} is not a launcher", "for example: torchrun --nproc-per-node 2 …"
+        )
+    kept, words = command[: len(command) - len(rest)], list(rest)
+    while words and words[0].startswith("-"):
+        word = words.pop(0)
+        name, separator, _ = word.partition("=")
+        flag = name in ("--standalone", "-m", "--module", "--no-python", "--no_python")
+        values = [] if separator or flag else words[:1]
+        del words[: len(values)]
+        if not ONE_NODE.fullmatch(name):
+            kept += [word, *values]
+        if name in ("-m", "--module"):
+            break
+    return [*kept, *words]
+
+
+def _variables(rows: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for row in rows:
+        name, separator, value = row.partition("=")
+        if not separator or not name:
+            raise UserError(f"--env {row}: write it as NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def _below(workdir: Path, text: str) -> Path:
+    return Path(os.path.normpath(workdir / text))
+
+
+def _check(command: Sequence[str], workdir: Path, variables: Mapping[str, str]) -> None:
+    """Raise UserError for a program or script that is not there."""
+    program = command[0]
+    if shutil.which(program, path=variables.get("PATH")) is None and not (workdir / program).is_file():
+        raise UserError(f"{program}: no such program", "the command is what you would type: torchrun train.py")
+    try:
+        started = launchers.program(command)
+    except (BadOptions, UnknownOptions):
+        return
+    script = started[0] if started else ""
+    if script.endswith(".py") and not (workdir / script).is_file():
+        there = sorted(path.name for path in workdir.glob("*.py"))
+        raise UserError(f"{script}: no such file in {repo.shown(workdir)}", repo.did_you_mean(script, there))
