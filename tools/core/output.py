@@ -116,8 +116,8 @@ def verdict(result: Verdict, as_json: bool = False) -> None:
     line(f"{result.state.value}: {result.summary}")
     for item in result.evidence:
         line(f"  {item}")
-    if result.remedy:
-        line(f"  fix: {result.remedy}")
+    for number, text in enumerate((result.remedy or "").splitlines()):
+        line(f"       {text}" if number else f"  fix: {text}")
 
 
 def columns(rows: Iterable[Sequence[str]]) -> list[str]:

@@ -48,6 +48,7 @@ class Probe:
     kept: list[str]
     loaded: float = field(default_factory=time.monotonic)
     pid: int = field(default_factory=os.getpid)
+    launched: dict[str, int] = field(default_factory=lambda: _launched())  # kept: a script may remove the variables
     torch: Any = None
     step: int = 0  # optimizer steps done
     saves: int = 0
@@ -77,13 +78,14 @@ class Probe:
 
     @property
     def rank(self) -> int:
+        """The rank that the launcher gave. A script that spawns its ranks itself tells it to torch.distributed only."""
         group = self.distributed
-        return int(group.get_rank()) if group else number("RANK", 0)
+        return number("RANK", self.launched.get("RANK", int(group.get_rank()) if group else 0))
 
     @property
     def world(self) -> int:
         group = self.distributed
-        return number("WORLD_SIZE", int(group.get_world_size()) if group else 1)
+        return number("WORLD_SIZE", self.launched.get("WORLD_SIZE", int(group.get_world_size()) if group else 1))
 
     @property
     def started(self) -> bool:
@@ -176,6 +178,11 @@ def number(name: str, otherwise: int) -> int:
     """Return a variable of the environment as a number."""
     text = os.environ.get(name, "")
     return int(text) if text.isdigit() else otherwise
+
+
+def _launched() -> dict[str, int]:
+    """Return the place in the world that a launcher gave this process."""
+    return {name: int(os.environ[name]) for name in ("RANK", "WORLD_SIZE") if os.environ.get(name, "").isdigit()}
 
 
 def is_launcher() -> bool:

@@ -80,7 +80,7 @@ class World:
             records.World(
                 step=self.probe.step,
                 size=now[0],
-                rank=self.probe.rank,
+                rank=int(distributed.get_rank()),
                 backend=backend,
                 timeout=self.timeout or _default_timeout(module, backend),
                 groups=now[1],
