@@ -1,7 +1,8 @@
 """Digests of tensors, computed where the tensors are.
 
-Small tensors are hashed byte by byte. A large one is folded into a matrix of 64-bit words, and the sums of its rows and
-of its columns (modulo 2^64) are hashed: one changed word changes a sum of each kind, and so does a moved one.
+Small tensors are hashed byte by byte. A large one is folded into rows of 64-bit words, and the sums (modulo 2^64) of the
+columns of each block of rows are hashed: one pass over the memory. One changed word changes a sum, and so does a moved
+one: the width of a row is a prime number, so that rows of a matrix do not meet in one column.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Iterable
 from typing import Any
 
 SMALL_BYTES = 4096
+WIDTH = 1021  # words
+BLOCK = 128  # rows: the sums have less than 1 % of the size of the tensor
 
 
 def hashed(*parts: Any) -> str:
@@ -39,7 +42,9 @@ def _flat(torch: Any, tensor: Any) -> Any:
     """Return the tensor's bytes as one dimension, in the order of memory, without a copy where that can be had."""
     if tensor.dim() and not tensor.is_contiguous():
         tensor = tensor.contiguous()
-    flat = tensor.resolve_conj().resolve_neg().reshape(-1)
+    if tensor.is_complex():
+        tensor = tensor.resolve_conj().resolve_neg()
+    flat = tensor.reshape(-1)
     return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
 
 
@@ -53,11 +58,16 @@ def _summary(torch: Any, flat: Any) -> list[Any]:
     if head.storage_offset() % 8:
         head = head.clone()
     words = head.view(torch.int64)
-    columns = 1 << ((words.numel().bit_length() + 1) // 2)
-    rows = words.numel() // columns
-    folded = words[: rows * columns].view(rows, columns)
-    sums = [folded.sum(0), folded.sum(1), words[rows * columns :]]
-    return [*(one.view(torch.uint8) for one in sums if one.numel()), flat[whole:]]
+    blocks = words.numel() // (BLOCK * WIDTH)
+    found = []
+    if blocks:
+        found.append(words[: blocks * BLOCK * WIDTH].view(blocks, BLOCK, WIDTH).sum(1).view(-1))
+        words = words[blocks * BLOCK * WIDTH :]
+    rows = words.numel() // WIDTH
+    if rows:
+        found.append(words[: rows * WIDTH].view(rows, WIDTH).sum(0))
+    rest = [words[rows * WIDTH :].view(torch.uint8), flat[whole:]]
+    return [*(one.view(torch.uint8) for one in found), *(one for one in rest if one.numel())]
 
 
 def digests(torch: Any, tensors: Iterable[Any]) -> list[str]:
