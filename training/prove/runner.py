@@ -176,7 +176,8 @@ class Trial:
         if self.fault.kind == "torn-save":
             return self._by("fault", "")
         if self.fault.kind == "kill":
-            return now - self._hit > KILL_WAIT and self._by("fault", "")
+            done = len(self.watch.hit) == len(self.watch.ranks) or now - self._hit > KILL_WAIT
+            return done and self._by("fault", "")
         if self.fault.kind == "terminate":
             return self._terminate(view, now)
         waited = now - self._hit > self.plan.hang_timeout

@@ -21,6 +21,7 @@ class Watch:
         self._directory = directory
         self._read: dict[str, int] = {}
         self.step = 0
+        self.ranks: set[str] = set()
         self.hit: set[int] = set()
         self.bytes = 0
 
@@ -28,6 +29,7 @@ class Watch:
         """Read what is new. Half a line at the end is left for the next time."""
         self.bytes = 0
         for path in self._directory.glob("rank-*-*.jsonl"):
+            self.ranks.add(path.name.split("-")[1])
             try:
                 size = path.stat().st_size
                 self.bytes += size
