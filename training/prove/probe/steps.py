@@ -14,6 +14,7 @@ from .. import records
 from . import ends, faults, random_state
 from .batches import Forwards, compiling, in_backward
 from .digest import digests, hashed, is_sharded, sums
+from .imports import on_import
 from .saves import Saves
 from .state import Probe
 from .world import World
@@ -56,6 +57,21 @@ class Steps:
 
         optimizer.Optimizer.__init__ = init
         self._wrap_backward()
+        on_import("torch.distributed.checkpoint.state_dict", self.probe.safe("optimizer")(self._wrap_state))
+
+    def _wrap_state(self, module: Any) -> None:
+        """Leave out the step by which torch makes the state of an optimizer before it loads a checkpoint."""
+        make = module._init_optim_state
+
+        @functools.wraps(make)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before, self.open = self.open, _nobody
+            try:
+                return make(*args, **kwargs)
+            finally:
+                self.open = before
+
+        module._init_optim_state = call
 
     def _wrap_backward(self) -> None:
         backward = self.torch.autograd.backward
@@ -303,6 +319,10 @@ def _leaves(torch: Any, name: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _is_flat(module: Any) -> bool:
     """Return whether a module is sharded by FSDP's first version, whose parameters do not show it."""
     return any(type(one).__name__ == "FullyShardedDataParallel" for one in module.modules())
+
+
+def _nobody() -> None:
+    """Stand for an optimizer whose step runs, so that no other step is followed."""
 
 
 def _skipped(optimizer: Any) -> bool:
