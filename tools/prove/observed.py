@@ -1,7 +1,7 @@
 """What the starts of a proof recorded, as the judges read it."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -211,6 +211,32 @@ def tail(path: Path) -> str:
             return file.read(TAIL_BYTES).decode(errors="replace")
     except OSError:
         return ""
+
+
+def samples(batch: Batch) -> list[str]:
+    """Return a name for each sample of a batch: its content, with its index in the data set where that is known.
+
+    Samples of equal content at other places of the data set are other samples.
+    """
+    if len(batch.indices) == len(batch.rows):
+        return [f"{index}: {row}" for index, row in zip(batch.indices, batch.rows, strict=True)]
+    return batch.rows
+
+
+def at_random(ranks: Iterable[Rank]) -> bool:
+    """Return whether the values of samples change at random: one place of a data set gives several contents."""
+    for rank in ranks:
+        seen: dict[tuple[str, str], str] = {}
+        for batch in rank.batches:
+            for index, row in zip(batch.indices, batch.rows, strict=False):
+                if seen.setdefault((batch.dataset, index), row) != row:
+                    return True
+    return False
+
+
+def places(batch: Batch) -> list[str]:
+    """Return the places of the samples in their data set, where they are known."""
+    return [f"{batch.dataset}: {index}" for index in batch.indices] if batch.dataset else []
 
 
 def first_difference(left: dict[int, Any], right: dict[int, Any]) -> int | None:

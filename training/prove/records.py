@@ -59,7 +59,8 @@ class Batch:
     rows: list[str]  # one digest for each sample (the first dimension), at most 4,096
     passes: int | None = None  # the pass of the DataLoader from 0; None: a stream, or no DataLoader was seen
     order: str | None = None  # digest of the order of the samples of this pass, once known
-    samples: str | None = None  # digest of the indices of the samples in the data set, where they are known
+    indices: list[str] = field(default_factory=list)  # of the samples in the data set, where the sampler told them
+    dataset: str = ""  # digest of what the data set holds: equal on ranks that read one data set
 
 
 @dataclass

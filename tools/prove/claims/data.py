@@ -2,11 +2,15 @@
 
 import itertools
 from collections import Counter, defaultdict
+from collections.abc import Callable
 
 from tools.prove.claims import Finding, failed, passed, unknown, warned
-from tools.prove.observed import Proof, Rank, Run
+from tools.prove.observed import Proof, Rank, Run, at_random, places, samples
+from training.prove.records import Batch
 
 MOST = 0.5  # share of the samples that two ranks have in common, from which on it is no accident
+Passes = dict[int | None, list[str]]
+Naming = Callable[[Batch], list[str]]
 FEWEST_ROWS = 4  # of a pass whose order is compared
 
 
@@ -17,14 +21,14 @@ def judge(proof: Proof) -> list[Finding]:
     readers = [rank for rank in run.ranks if rank.batches]
     if blind or len(readers) < len(run.ranks):
         return [unknown(blind or "no batch of a rank was seen")]
-    found, evidence = _ranks(readers)
+    found, evidence = _ranks(readers, places if at_random(readers) else samples)
     found += [*_order(readers), *_dropout(run), *_workers(run)]
     if len(readers) == 1:
         return found or [passed("one rank reads all samples", *evidence)]
     return found or [passed(f"{len(readers)} ranks read different batches", *evidence)]
 
 
-def _ranks(readers: list[Rank]) -> tuple[list[Finding], list[str]]:
+def _ranks(readers: list[Rank], named: Naming) -> tuple[list[Finding], list[str]]:
     evidence = []
     for left, right in itertools.combinations(readers, 2):
         pairs = list(zip(left.batches, right.batches, strict=False))
@@ -33,24 +37,23 @@ def _ranks(readers: list[Rank]) -> tuple[list[Finding], list[str]]:
         if len(same) == len(pairs):
             text = f"{who}: {len(same)} of {len(pairs)} batches are equal, first digest {same[0].digest}"
             return [failed("same-batches", "ranks read the same batches", text)], []
-        finding, text = _shared(left, right, who, len(readers))
+        finding, text = _shared(_named(left, named), _named(right, named), who, len(readers))
         evidence.append(text)
         if finding:
             return [finding], []
     return [], evidence[:4]
 
 
-def _rows(rank: Rank) -> dict[int | None, list[str]]:
+def _named(rank: Rank, named: Naming) -> Passes:
     """Return the samples of each pass; a stream is one pass."""
-    found: dict[int | None, list[str]] = defaultdict(list)
+    found: Passes = defaultdict(list)
     for batch in rank.batches:
-        found[batch.passes].extend(batch.rows)
+        found[batch.passes].extend(named(batch))
     return found
 
 
-def _shared(left: Rank, right: Rank, who: str, world: int) -> tuple[Finding | None, str]:
+def _shared(mine: Passes, theirs: Passes, who: str, world: int) -> tuple[Finding | None, str]:
     """Count the samples that two ranks share within one pass. A sampler may pad by world - 1 samples."""
-    mine, theirs = _rows(left), _rows(right)
     text = f"{who}: no samples to compare"
     for number in sorted(mine.keys() & theirs.keys(), key=lambda one: -1 if one is None else one):
         one, other = mine[number], theirs[number]
@@ -69,7 +72,7 @@ def _shared(left: Rank, right: Rank, who: str, world: int) -> tuple[Finding | No
 def _order(readers: list[Rank]) -> list[Finding]:
     for rank in readers:
         known = {batch.passes: batch.order for batch in rank.batches if batch.passes is not None and batch.order}
-        rows = {number: row for number, row in _rows(rank).items() if number is not None}
+        rows = {number: row for number, row in _named(rank, samples).items() if number is not None}
         for first, second in itertools.pairwise(sorted(rows)):
             if first in known and second in known:
                 same = known[first] == known[second]
@@ -101,8 +104,8 @@ def _workers(run: Run) -> list[Finding]:
     for one in run.workers:
         if one.used:
             seen[one.loader, one.source, one.state].append(f"worker {one.worker} in pass {one.passes}")
-    for (_, source, state), places in seen.items():
-        if len(places) > 1:
-            text = f"{source} has the state {state} in {', '.join(places[:4])} of all ranks"
+    for (_, source, state), workers in seen.items():
+        if len(workers) > 1:
+            text = f"{source} has the state {state} in {', '.join(workers[:4])} of all ranks"
             return [warned("equal-augmentation", "workers of a loader draw the same random numbers", text)]
     return []

@@ -1,5 +1,6 @@
 """Claim 4: two whole runs are equal."""
 
+from tools.core import output
 from tools.prove.claims import Finding, passed, unknown, warned
 from tools.prove.observed import Proof, Rank, Run, by_step, first_difference
 
@@ -19,7 +20,7 @@ def judge(proof: Proof) -> list[Finding]:
     if whole.last_step != again.last_step:
         text = f"{whole.last_step} and {again.last_step} steps"
         return [*found, warned("runs-differ", "two whole runs take different numbers of steps", text)]
-    text = f"two runs of {whole.last_step} steps are bitwise equal on {len(whole.ranks)} ranks"
+    text = f"two runs of {whole.last_step} steps are bitwise equal on {output.count(len(whole.ranks), 'rank')}"
     return found or [passed(text)]
 
 

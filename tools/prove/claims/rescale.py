@@ -6,7 +6,7 @@ from tools.core import output
 from tools.prove.claims import Finding, failed, passed, unknown, warned
 from tools.prove.claims.repeatable import batches_repeat
 from tools.prove.claims.resume import never_starts
-from tools.prove.observed import Proof, Run
+from tools.prove.observed import Proof, Run, at_random, places, samples
 
 KNOWN = 0.5  # share of the samples that must occur in the uninterrupted run, or they cannot be recognised
 
@@ -32,7 +32,7 @@ def judge(proof: Proof) -> list[Finding]:
         return [failed("starts-anew", "another number of ranks starts anew without a word", before)]
     if done is None:
         return [unknown("the parameters of another number of ranks cannot be compared", before)]
-    where = f"{before}; {output.count(size, 'rank')} continue after step {done}"
+    where = f"{before}; {output.count(size, 'rank')} {'continues' if size == 1 else 'continue'} after step {done}"
     return [_samples(whole, killed, other, done, where)]
 
 
@@ -53,16 +53,18 @@ def _done(killed: Run, other: Run) -> int | None:
 def _samples(whole: Run, killed: Run, other: Run, done: int, where: str) -> Finding:
     if not batches_repeat(whole, killed):
         return unknown("two runs from the start read different samples", where)
+    # Where values change at random, a sample is known by its place in the data set.
+    named = places if at_random([*whole.ranks, *killed.ranks, *other.ranks]) else samples
     seen, left = Counter[str](), Counter[str]()
     for rank in whole.ranks:
         for batch in rank.batches:
-            (seen if batch.step < done else left).update(batch.rows)
-    rows = [row for rank in other.ranks for batch in rank.batches for row in batch.rows]
+            (seen if batch.step < done else left).update(named(batch))
+    rows = [row for rank in other.ranks for batch in rank.batches for row in named(batch)]
     mine = Counter(rows)
     known = sum((mine & (seen + left)).values())
     if not rows or known < KNOWN * min(len(rows), sum(left.values())):
         return unknown("the samples cannot be recognised: their values change at random", where)
-    again = sum((mine & (seen - left)).values())
+    again = sum(((mine - left) & seen).values())
     due = sum((mine & left).values())
     possible = min(len(rows), sum(left.values()))
     text = f"{due} of {possible} samples that are due were read, {again} that had been read before"

@@ -138,7 +138,7 @@ def _only_changed_at_random(point: Point, whole: Run, at: int) -> bool:
     mine = point.rank.first_batches().get(at - point.done)
     rank = next((one for one in whole.ranks if one.rank == point.rank.rank), None)
     due = rank.first_batches().get(at) if rank else None
-    return bool(mine and due and mine.samples and mine.samples == due.samples)
+    return bool(mine and due and mine.indices and mine.indices == due.indices)
 
 
 def _end(points: list[Point], whole: Run, killed: Run) -> list[Finding]:

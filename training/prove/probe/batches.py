@@ -75,7 +75,8 @@ class Forwards:
             rows=samples.row_digests(self.torch, data),
             passes=place.of.number,
             order=place.of.order,
-            samples=place.samples,
+            indices=place.indices if len(place.indices) == data.shape[0] else [],
+            dataset=place.of.dataset,
         )
         self.numbers += 1
         self.probe.write(event)

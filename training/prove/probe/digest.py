@@ -1,8 +1,8 @@
 """Digests of tensors, computed where the tensors are.
 
-Small tensors are hashed byte by byte. A large one is folded into rows of 64-bit words, and the sums (modulo 2^64) of the
-columns of each block of rows are hashed: one pass over the memory. One changed word changes a sum, and so does a moved
-one: the width of a row is a prime number, so that rows of a matrix do not meet in one column.
+Small tensors are hashed byte by byte. A large one is folded into rows of 64-bit words, and the sums (modulo 2^64) of
+the columns of each block of rows are hashed: one pass over the memory. One changed word changes a sum, and so does a
+moved one: the width of a row is a prime number, so that rows of a matrix do not meet in one column.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from .state import Probe
 
 _PASS = "TRAINYARD_PROVE_PASS"  # "loader:pass" of the worker processes that start next
 _ORDER = 16  # samples from which the order of a pass is told
+_INDEX = 64  # characters
 _DISTINCT = 8  # fewer may have the same order by chance
 _FETCHES = 4  # batches of a worker that are watched for the use of random numbers
 _AHEAD = 8  # batches that a framework may read ahead
@@ -30,9 +31,9 @@ class Pass:
     """One iteration over a DataLoader."""
 
     number: int | None  # None: a stream
-    batches: list[str] = field(default_factory=list)
+    dataset: str = ""  # digest of what the data set holds
+    batches: deque[list[str]] = field(default_factory=deque)  # indices of the samples that were drawn, not yet yielded
     first: list[str] = field(default_factory=list)
-    yielded: int = 0
     over: bool = False
 
     @property
@@ -43,9 +44,10 @@ class Pass:
 
     def drew(self, index: Any) -> None:
         """Note the samples of the next batch."""
-        self.batches.append(hashed(index))
-        rest = _ORDER - len(self.first)
-        self.first.extend(f"{one}," for one in (index if isinstance(index, (list, tuple)) else [index])[:rest])
+        several = index if isinstance(index, (list, tuple)) else [index]
+        indices = [str(one)[:_INDEX] for one in several[: samples.ROWS]]
+        self.batches.append(indices)
+        self.first.extend(f"{one}," for one in indices[: _ORDER - len(self.first)])
 
 
 @dataclass
@@ -53,7 +55,7 @@ class Place:
     """Where in its DataLoader a batch comes from. All is None where that is unknown."""
 
     of: Pass = field(default_factory=lambda: Pass(None))
-    samples: str | None = None
+    indices: list[str] = field(default_factory=list)
 
 
 class Loaders:
@@ -62,6 +64,7 @@ class Loaders:
     def __init__(self, probe: Probe) -> None:
         self.probe, self.torch = probe, probe.torch
         self.passes: dict[int, int] = {}  # data set -> passes begun
+        self.held: dict[int, str] = {}  # data set -> digest of what it holds
         self.of: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
         self.recent: deque[tuple[str, Place]] = deque(maxlen=_AHEAD)
         self._begin = probe.safe("batches")(self._begin_pass)
@@ -111,15 +114,18 @@ class Loaders:
         number = self.passes.get(id(data), 0)
         self.passes[id(data)] = number + 1
         stream = isinstance(data, self.torch.utils.data.IterableDataset)
-        self.of[iterator] = Pass(None if stream else number)
+        if id(data) not in self.held:
+            self.held[id(data)] = _name(self.torch, data)
+        self.of[iterator] = Pass(None if stream else number, self.held[id(data)])
         os.environ[_PASS] = f"{list(self.passes).index(id(data))}:{number}"
 
     def _yielded(self, iterator: Any, batch: Any) -> None:
         of = self.of.get(iterator)
-        if of is None or not self.torch.is_grad_enabled():
+        if of is None:
             return
-        place = Place(of, of.batches[of.yielded] if of.yielded < len(of.batches) else None)
-        of.yielded += 1
+        place = Place(of, of.batches.popleft() if of.batches else [])
+        if not self.torch.is_grad_enabled():
+            return
         data = samples.main(self.torch, [batch], {})
         self.recent.append((digests(self.torch, [data])[0] if data is not None else "", place))
 
@@ -173,6 +179,42 @@ class Loaders:
 def _states(torch: Any, dataset: Any) -> dict[str, str]:
     """Return a digest of each source of random numbers in a worker."""
     return {**random_state.digest(torch), **dict(_generators(torch, dataset, "dataset", 0, set()))}
+
+
+def _name(torch: Any, dataset: Any) -> str:
+    """Return a digest of what a data set holds, or an empty text where it does not let itself be read."""
+    try:
+        return hashed(*_held(torch, dataset, 0, set()))
+    except Exception:  # noqa: BLE001 - attributes of the script's own objects
+        return ""
+
+
+def _held(torch: Any, value: Any, depth: int, seen: set[int]) -> Iterator[str]:
+    """Yield texts of what a data set holds: its numbers and texts, the beginnings of lists, tensors up to a size.
+
+    Generators of random numbers are left out: ranks that read one data set may seed them differently.
+    """
+    if isinstance(value, (str, bytes, int, float, bool, type(None))):
+        yield repr(value)[:256]
+    elif id(value) in seen or depth > _DEPTH or _generator_state(torch, value) is not None:
+        return
+    else:
+        seen.add(id(value))
+        yield type(value).__qualname__
+        if isinstance(value, torch.Tensor):
+            yield f"{tuple(value.shape)}{digests(torch, [value[:1024] if value.dim() else value])[0]}"
+        elif hasattr(value, "tobytes") and hasattr(value, "shape"):
+            yield f"{value.shape}{hashed(value[:1024].tobytes() if value.shape else value.tobytes())}"
+        elif isinstance(value, dict):
+            for key, one in list(value.items())[:64]:
+                yield f"{key}"[:256]
+                yield from _held(torch, one, depth + 1, seen)
+        elif isinstance(value, (list, tuple)):
+            yield f"{len(value)}"
+            for one in value[:256]:
+                yield from _held(torch, one, depth + 1, seen)
+        elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, type):
+            yield from _held(torch, vars(value), depth + 1, seen)
 
 
 def _generators(torch: Any, value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, str]]:
