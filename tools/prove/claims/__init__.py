@@ -65,7 +65,7 @@ def verdict(name: str, findings: list[Finding], whole: Run) -> Verdict:
     details = {
         "claim": name,
         "number": NAMES.index(name) + 1,
-        "findings": [one.name for one in told if one.name],
+        "findings": list(dict.fromkeys(one.name for one in told if one.name)),
         "stand_in": whole.stand_in,
     }
     return Verdict(

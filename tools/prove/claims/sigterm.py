@@ -19,9 +19,12 @@ def judge(proof: Proof) -> list[Finding]:
     seconds = outcome.fault_seconds or 0.0
     when = f"SIGTERM after step {step}; ended {seconds:.1f} s later with exit code {outcome.exit_code}"
     late = outcome.ended_by == "timeout"
-    if any(end.reason == "steps" for end in run.ends()) or (late and run.last_step > step + 1):
-        text = f"SIGTERM after step {step}; it trained on to step {run.last_step}"
-        return [warned("ignored", "SIGTERM has no effect: the run trains on until it is killed", text)]
+    at_end = (
+        any(end.reason == "steps" for end in run.ends()) or run.last_step >= proof.run("whole").last_step > step + 1
+    )
+    if at_end or (late and run.last_step > step + 1):
+        text = f"SIGTERM after step {step}; it trained to step {run.last_step}"
+        return [warned("ignored", "SIGTERM has no effect: the run continues to train", text)]
     if late:
         text = f"SIGTERM after step {step}; killed after the grace period of {proof.grace:.0f} s"
         return [warned("not-in-time", "the run does not end in the grace period", text)]
