@@ -42,11 +42,7 @@ def prove(subject: Subject, options: Options, out: Path) -> Result:
     _carry_out(trials.first(made), out, len(made.starts))
     whole = observed.read("whole", out / "whole")
     if _wants_cuda(whole):
-        output.note("the script takes no step without CUDA: it is started again with a stand-in for CUDA on the CPU")
-        shutil.rmtree(out / "whole")
-        made = replace(made, stand_in=True)
-        _carry_out(trials.first(made), out, len(made.starts))
-        whole = observed.read("whole", out / "whole")
+        made, whole = _on_stand_in(made, whole, out)
     if whole.trained:
         _carry_out(made, out, len(made.starts))
     runs = {name: observed.read(name, out / name) for name in TABLE["starts"]}
@@ -55,6 +51,20 @@ def prove(subject: Subject, options: Options, out: Path) -> Result:
     figures = {**figures_of(whole), "seconds of the proof": round(time.monotonic() - begun, 1)}
     versions = next((end.versions for end in whole.ends()), {})
     return Result(verdicts, figures, _not_proven(whole), versions)
+
+
+def _on_stand_in(made: Plan, without: Run, out: Path) -> tuple[Plan, Run]:
+    """Try the uninterrupted run with a stand-in for CUDA. Return the plan and the run to continue with."""
+    output.note("the script takes no step without CUDA: it is started again with a stand-in for CUDA on the CPU")
+    (out / "whole").rename(out / "without-cuda")
+    changed = replace(made, stand_in=True)
+    _carry_out(trials.first(changed), out, len(made.starts))
+    whole = observed.read("whole", out / "whole")
+    if whole.trained:
+        return changed, whole
+    shutil.rmtree(out / "whole")
+    (out / "without-cuda").rename(out / "whole")
+    return made, without
 
 
 def _wants_cuda(whole: Run) -> bool:

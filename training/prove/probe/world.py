@@ -12,6 +12,7 @@ from . import random_state
 from .state import Probe
 
 SHORT_SECONDS = 20.0
+DEFAULT_SECONDS = 1800.0  # of gloo; torch.distributed.constants.default_pg_timeout
 
 
 class World:
@@ -54,13 +55,16 @@ class World:
         return call
 
     def _short(self, signature: inspect.Signature, args: Any, kwargs: Any, default: bool) -> bool:
-        """Note the script's own time-out. Return whether it is shortened: only a set one, when a rank will hang."""
+        """Note the script's own time-out. Return whether it is shortened, when a rank will hang: only a set one.
+
+        Frameworks set the default of torch where their user sets none.
+        """
         try:
             set_to = signature.bind(*args, **kwargs).arguments.get("timeout")
         except TypeError:
             return False
         seconds = set_to.total_seconds() if isinstance(set_to, datetime.timedelta) else 0.0
-        short = self.probe.fault.kind == "hang" and seconds > SHORT_SECONDS
+        short = self.probe.fault.kind == "hang" and seconds > SHORT_SECONDS and seconds != DEFAULT_SECONDS
         if default:
             self.timeout, self.shortened = seconds, short
         return short
@@ -111,4 +115,4 @@ class World:
 def _default_timeout(module: Any, backend: str) -> float:
     """Return the time-out in seconds of a group for which the script set none."""
     find = getattr(module, "_get_default_timeout", None)
-    return float(find(backend).total_seconds()) if find else 1800.0
+    return float(find(backend).total_seconds()) if find else DEFAULT_SECONDS
