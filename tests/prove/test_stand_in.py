@@ -36,7 +36,7 @@ ANSWERS = """
         wrong = str(error)
     model = torch.nn.Linear(3, 1).cuda()
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
-    scaler = torch.amp.GradScaler("cuda")
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0)
     with torch.autocast("cuda", dtype=torch.float16):
         loss = model(tensor).sum()
     scaler.scale(loss).backward()
