@@ -23,6 +23,7 @@ TICK = 0.05
 LOOK_AT_DISK = 1.0
 SAY = 1.0
 KILL_WAIT = 3.0  # from the first rank that the fault hit to the end of the others
+DONE_WAIT = 3.0  # from the last wished step of all ranks to the end of a launcher that would start them again
 LEFT_OVER = 1.0  # processes may live so long after process 1 of their node
 PROBE = Path(__file__).resolve().parent / "path"
 
@@ -92,6 +93,7 @@ class Trial:
         self._say = say
         self._hit: float | None = None  # when the fault was seen
         self._terminated: float | None = None
+        self._done: float | None = None  # when the probe had ended all ranks
         self._said = self._looked = 0.0
 
     def run(self) -> Outcome:
@@ -169,6 +171,10 @@ class Trial:
             self._looked = now
             if view.written() + self.watch.bytes > self.plan.disk:
                 return self._by("disk", f"it wrote more than {self.plan.disk / 2**30:.1f} GiB")
+        if self.watch.done and self.watch.done == self.watch.ranks:
+            self._done = self._done or now
+            if now - self._done > DONE_WAIT:
+                return True
         if not self.watch.hit or self.fault is None:
             return False
         if self._hit is None:
@@ -199,7 +205,7 @@ class Trial:
             self.outcome.fault_seconds = time.monotonic() - self._hit
         if self.fault is not None and self.fault.kind in ("kill", "torn-save") and self.watch.hit:
             self.outcome.ended_by = "fault"
-        if self.outcome.ended_by == "itself":
+        if self.outcome.ended_by == "itself" and self._done is None:
             deadline = time.monotonic() + LEFT_OVER
             while (left := view.left()) and time.monotonic() < deadline:
                 time.sleep(TICK)

@@ -11,6 +11,7 @@ HEAD_BYTES = 8 << 20
 TAIL_BYTES = 8 << 20
 _CHUNK = 65536
 _STEP = re.compile(rb'^\{"event": "step", "step": (\d+),', re.MULTILINE)
+_DONE = re.compile(rb'^\{"event": "end", "step": \d+, "reason": "steps"', re.MULTILINE)
 _FAULT = re.compile(rb'^\{"event": "injected", .{0,4096}?"rank": (\d+),', re.MULTILINE)
 
 
@@ -23,6 +24,7 @@ class Watch:
         self.step = 0
         self.ranks: set[str] = set()
         self.hit: set[int] = set()
+        self.done: set[str] = set()  # ranks that the probe ended after the wished steps
         self.bytes = 0
 
     def look(self) -> None:
@@ -46,6 +48,8 @@ class Watch:
         whole = text[: text.rfind(b"\n") + 1]
         self._read[path.name] = begin + len(whole)
         self.step = max([self.step, *(int(found[1]) for found in _STEP.finditer(whole))])
+        if _DONE.search(whole):
+            self.done.add(path.name.split("-")[1])
         self.hit.update(int(found[1]) for found in _FAULT.finditer(whole))
 
 
