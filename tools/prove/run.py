@@ -80,6 +80,8 @@ def _not_proven(whole: Run) -> list[str]:
     rows = [str(TABLE["replaced"])] if whole.stand_in else []
     if outcome is not None and outcome.view == "copy":
         rows.append("the script ran on a copy without a network of its own: namespaces are not allowed here")
+    if outcome is not None and outcome.left_over:
+        rows.append(f"the script left processes running, which were ended: {', '.join(outcome.left_over[:8])}")
     return rows
 
 

@@ -35,15 +35,20 @@ def _secrets(run: Run) -> list[Finding]:
 def _places(run: Run) -> list[Finding]:
     """Return what lies outside of the paths that survive: checkpoints, then other files."""
     assert run.outcome is not None
-    outside = {one.path for one in run.outcome.files if not one.kept}
-    saved = {save.path for _, save in run.saves}
-    lost = sorted(path for path in outside if path in saved or _in_checkpoint(path, saved))
+    lost = lost_checkpoints(run)
     if lost:
         return [failed("checkpoint-outside", "a checkpoint is written where it does not survive the pod", *_some(lost))]
-    other = sorted(path for path in outside if not harmless(path))
+    other = sorted(one.path for one in run.outcome.files if not one.kept and not harmless(one.path))
     if other:
         return [warned("files-outside", "files are written where they do not survive the pod", *_some(other))]
     return []
+
+
+def lost_checkpoints(run: Run) -> list[str]:
+    """Return the files of checkpoints that a restart does not find, because they lie outside of what survives."""
+    outside = {one.path for one in run.outcome.files if not one.kept} if run.outcome else set()
+    saved = {save.path for _, save in run.saves}
+    return sorted(path for path in outside if path in saved or _in_checkpoint(path, saved))
 
 
 def _in_checkpoint(path: str, saved: set[str]) -> bool:

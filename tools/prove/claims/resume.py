@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tools.core import output
 from tools.prove.claims import Finding, failed, passed, unknown, warned
+from tools.prove.claims.files import lost_checkpoints
 from tools.prove.claims.repeatable import batches_repeat, differs
 from tools.prove.observed import Proof, Rank, Run, first_difference
 from training.prove.records import Step
@@ -41,7 +42,8 @@ def judge(proof: Proof) -> list[Finding]:
     done = places[0]
     if done == 0:
         text = f"killed after step {end}, saved after steps {_saves(killed)}; the first step has the first parameters"
-        return [failed("starts-anew", "the restarted run starts anew", text)]
+        lost = [f"{path} does not lie in what survives a restart" for path in lost_checkpoints(killed)[:1]]
+        return [failed("starts-anew", "the restarted run starts anew", text, *lost)]
     where = f"killed after step {end}; continues after step {done}; {output.count(end - done, 'step')} done again"
     findings = [*_state(found), *_rates(found), *_batches(found, whole, killed)]
     blind = resumed.uncovered("batches")
