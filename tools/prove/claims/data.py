@@ -11,6 +11,7 @@ from training.prove.records import Batch
 MOST = 0.5  # share of the samples that two ranks have in common, from which on it is no accident
 Passes = dict[int | None, list[str]]
 Naming = Callable[[Batch], list[str]]
+WINDOW = 8  # samples
 FEWEST_ROWS = 4  # of a pass whose order is compared
 
 
@@ -30,6 +31,11 @@ def judge(proof: Proof) -> list[Finding]:
 
 def _ranks(readers: list[Rank], named: Naming) -> tuple[list[Finding], list[str]]:
     evidence = []
+    read = {rank.rank: _named(rank, named) for rank in readers}
+    length = _first_pass([passes[None] for passes in read.values() if None in passes])
+    for passes in read.values():
+        if None in passes:
+            passes[None] = passes[None][:length]
     for left, right in itertools.combinations(readers, 2):
         pairs = list(zip(left.batches, right.batches, strict=False))
         same = [one for one, other in pairs if one.digest == other.digest]
@@ -37,7 +43,7 @@ def _ranks(readers: list[Rank], named: Naming) -> tuple[list[Finding], list[str]
         if len(same) == len(pairs):
             text = f"{who}: {len(same)} of {len(pairs)} batches are equal, first digest {same[0].digest}"
             return [failed("same-batches", "ranks read the same batches", text)], []
-        finding, text = _shared(_named(left, named), _named(right, named), who, len(readers))
+        finding, text = _shared(read[left.rank], read[right.rank], who, len(readers))
         evidence.append(text)
         if finding:
             return [finding], []
@@ -67,6 +73,37 @@ def _shared(mine: Passes, theirs: Passes, who: str, world: int) -> tuple[Finding
         if number is not None and common > world - 1 + repeated:
             return warned("shared-samples", "ranks share samples within one pass", text), text
     return None, text
+
+
+def _first_pass(streams: list[list[str]]) -> int:
+    """Return how many samples each rank reads in the first pass of a stream, which does not say where it ends.
+
+    A pass ends where half of what follows was read before: by all ranks together, if no sample came twice until then,
+    or else by one rank itself.
+    """
+    together = [row for place in zip(*streams, strict=False) for row in place]
+    world, seen = len(streams), set[str]()
+    for place, row in enumerate(together):
+        if row in seen:
+            length = place // world
+            if length >= WINDOW // 2 and _known(together[length * world :][: WINDOW * world], seen):
+                return length
+            break
+        seen.add(row)
+    return min(map(_before_repeats, streams), default=0)
+
+
+def _before_repeats(rows: list[str]) -> int:
+    seen: set[str] = set()
+    for place, row in enumerate(rows):
+        if row in seen and _known(rows[place : place + WINDOW], seen):
+            return place
+        seen.add(row)
+    return len(rows)
+
+
+def _known(rows: list[str], seen: set[str]) -> bool:
+    return sum(row in seen for row in rows) * 2 >= len(rows)
 
 
 def _order(readers: list[Rank]) -> list[Finding]:

@@ -42,9 +42,9 @@ def judge(proof: Proof) -> list[Finding]:
     done = places[0]
     if done == 0:
         text = f"killed after step {end}, saved after steps {_saves(killed)}; the first step has the first parameters"
-        lost = [f"{path} does not lie in what survives a restart" for path in lost_checkpoints(killed)[:1]]
-        return [failed("starts-anew", "the restarted run starts anew", text, *lost)]
-    where = f"killed after step {end}; continues after step {done}; {output.count(end - done, 'step')} done again"
+        where = [f"{path} does not lie in what survives a restart" for path in lost_checkpoints(killed)[:1]]
+        return [failed("starts-anew", "the restarted run starts anew", text, *where)]
+    place = f"killed after step {end}; continues after step {done}; {output.count(end - done, 'step')} done again"
     findings = [*_state(found), *_rates(found), *_batches(found, whole, killed)]
     blind = resumed.uncovered("batches")
     if blind:
@@ -52,9 +52,9 @@ def judge(proof: Proof) -> list[Finding]:
     if not any(one.name for one in findings):
         findings += _end(found, whole, killed)
     for one in findings[:1]:
-        one.evidence.insert(0, where)
+        one.evidence.insert(0, place)
     same = "parameters, optimizer state, learning rate, batches and random state are as in the uninterrupted run"
-    return _first(findings) or [passed(same, where)]
+    return _first(findings) or [passed(same, place)]
 
 
 def never_starts(run: Run, before: str) -> Finding:

@@ -1,0 +1,336 @@
+"""The ten judges, on made-up records: each finding, its healthy neighbour, and what is unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.prove import made
+from tests.prove.made import changed, every, healthy, rank, run, without
+from tools.core.verdict import State, Verdict
+from tools.prove import claims
+from tools.prove.claims import NAMES, judge
+from tools.prove.observed import TABLE, Run
+from training.prove.records import (
+    Batch,
+    Begin,
+    Dropout,
+    End,
+    FoundFile,
+    Injected,
+    Loss,
+    Save,
+    Step,
+    Uncovered,
+    Worker,
+    World,
+)
+
+Runs = dict[str, Run]
+
+
+@pytest.mark.parametrize("claim", NAMES)
+def test_a_healthy_script_keeps_each_claim(claim: str) -> None:
+    verdict = judge(claim, healthy())
+    assert (verdict.state, verdict.details["findings"]) == (State.PASS, []), verdict
+
+
+def failed_world(runs: Runs) -> None:
+    runs["world"] = run("world", exit_code=1, first=5, last=5, world=1, reason="exit")
+
+
+def no_message(runs: Runs) -> None:
+    failed_world(runs)
+    runs["world"].outcome.exit_code = 0  # type: ignore[union-attr]
+
+
+def refused(runs: Runs) -> None:
+    failed_world(runs)
+    runs["world"].log = "ValueError: the checkpoint is of another number of ranks"
+
+
+def not_taken(runs: Runs, name: str) -> None:
+    runs[name] = run(name, exit_code=1, first=5, last=5, reason="exit")
+    runs[name].log = "RuntimeError: damaged"
+
+
+def lose(runs: Runs, name: str, kept: bool = False) -> None:
+    for path in (f"{made.KEPT}/step-5.pt", f"{made.KEPT}/step-10.pt"):
+        runs[name].outcome.files.append(FoundFile(path.replace(made.KEPT, "/other"), 10, kept))  # type: ignore[union-attr]
+
+
+def outside(runs: Runs, path: str, **more: Any) -> None:
+    runs["whole"].outcome.files.append(FoundFile(path, 10, False, **more))  # type: ignore[union-attr]
+
+
+def end(runs: Runs, name: str, **values: Any) -> None:
+    for key, value in values.items():
+        setattr(runs[name].outcome, key, value)
+
+
+def save_outside(runs: Runs) -> None:
+    every(runs["whole"], Save, (0,), path="/other/step.pt")
+    outside(runs, "/other/step.pt")
+
+
+def same_states(runs: Runs) -> None:
+    for one in runs["whole"].workers:
+        one.state = "s"
+
+
+def unused_states(runs: Runs) -> None:
+    for one in runs["whole"].workers:
+        one.state, one.used = "s", False
+
+
+def stream(runs: Runs, turn: bool = True) -> None:
+    """Let two ranks read twelve samples each without a DataLoader, and then those of the other one, or their own."""
+    for number in (0, 1):
+        for event in runs["whole"].ranks[number].of(Batch):
+            whose = (number + turn * (event.step // 6)) % 2
+            event.rows = [f"{whose} {event.step % 6} {one}" for one in (0, 1)]
+            event.passes, event.indices = None, []
+
+
+def augmented(runs: Runs) -> None:
+    """Change the values of samples in each pass and start. Their places in the data set stay."""
+    for name in ("whole", "world"):
+        for one in runs[name].ranks:
+            for event in one.of(Batch):
+                event.rows = [f"{name} {event.passes} {row}" for row in event.rows]
+
+
+def no_steps(runs: Runs) -> None:
+    runs["whole"] = run("whole", first=0, last=0, reason="finished")
+
+
+def raised(runs: Runs) -> None:
+    every(runs["whole"], End, reason="exception", error="ValueError: no")
+
+
+FINDINGS: dict[str, tuple[State, Callable[[Runs], Any]]] = {
+    "trains/no-step": (State.FAIL, no_steps),
+    "trains/failed": (State.FAIL, raised),
+    "trains/parameters-fixed": (State.FAIL, lambda r: every(
+        r["whole"], Step, parameters_after=lambda one: one.parameters_before)),
+    "trains/zero-gradients": (State.FAIL, lambda r: every(r["whole"], Step, zero_gradients=True)),
+    "trains/loss-not-finite": (State.FAIL, lambda r: every(r["whole"], Loss, finite=lambda one: one.step != 3)),
+    "trains/gradients-not-finite": (State.FAIL, lambda r: every(
+        r["whole"], Step, finite_gradients=lambda one: one.step != 3)),
+    "trains/foreign-parameters": (State.FAIL, lambda r: every(r["whole"], Step, foreign=["parameter 0"])),
+    "trains/missing-parameters": (State.FAIL, lambda r: every(r["whole"], Step, missing=["head.weight"])),
+    "trains/gradients-kept": (State.FAIL, lambda r: every(r["whole"], Step, accumulated=True)),
+    "world/no-group": (State.FAIL, lambda r: without(r["whole"], World)),
+    "world/other-size": (State.FAIL, lambda r: every(r["whole"], World, size=1, rank=0)),
+    "world/no-collectives": (State.FAIL, lambda r: every(r["whole"], Step, collectives=0)),
+    "world/parameters-differ": (State.FAIL, lambda r: every(
+        r["whole"], Step, (1,), parameters_after=lambda one: f"x{one.step}")),
+    "data/same-batches": (State.FAIL, lambda r: every(r["whole"], Batch, digest=lambda one: f"b{one.step}")),
+    "data/shared-samples": (State.FAIL, lambda r: every(
+        r["whole"], Batch, rows=lambda one: [f"{one.step}", f"{one.step + 1}"], indices=[])),
+    "data/order-fixed": (State.WARN, lambda r: every(r["whole"], Batch, order="order")),
+    "data/equal-dropout": (State.WARN, lambda r: every(r["whole"], Dropout, state=lambda one: f"d{one.step}")),
+    "data/equal-augmentation": (State.WARN, same_states),
+    "repeatable/no-seed": (State.WARN, lambda r: every(r["whole"], End, seeded=True)),
+    "repeatable/runs-differ": (State.WARN, lambda r: every(
+        r["again"], Step, parameters_after=lambda one: f"x{one.step}")),
+    "resume/never-starts": (State.FAIL, lambda r: not_taken(r, "resumed")),
+    "resume/starts-anew": (State.FAIL, lambda r: r.update(resumed=run("resumed"))),
+    "resume/parameters-differ": (State.FAIL, lambda r: every(r["resumed"], Step, parameters_before="other")),
+    "resume/optimizer-state": (State.FAIL, lambda r: every(r["resumed"], Step, state_before="fresh")),
+    "resume/learning-rate": (State.FAIL, lambda r: every(r["resumed"], Step, rates=[0.1])),
+    "resume/next-batch": (State.FAIL, lambda r: every(
+        r["resumed"], Batch, digest=lambda one: f"x{one.step}", indices=[])),
+    "resume/later-batches": (State.FAIL, lambda r: every(
+        r["resumed"], Batch, indices=[], digest=lambda one: f"x{one.step}" if one.step == 3 else one.digest)),
+    "resume/random-state": (State.WARN, lambda r: every(r["resumed"], Step, random={"torch": "fresh"})),
+    "resume/other-end": (State.WARN, lambda r: every(
+        r["resumed"], Step, parameters_after=lambda one: f"x{one.step}" if one.step > 4 else one.parameters_after)),
+    "torn/never-starts": (State.FAIL, lambda r: not_taken(r, "torn-later-again")),
+    "torn/starts-anew": (State.FAIL, lambda r: r.update({"torn-later-again": run("torn-later-again")})),
+    "torn/torn-file-used": (State.FAIL, lambda r: every(r["torn-later-again"], Step, parameters_before="half")),
+    "sigterm/ignored": (State.WARN, lambda r: r.update(term=made.hit(run("term"), "terminate", (0, 1), made.KILLED))),
+    "sigterm/not-saved": (State.WARN, lambda r: without(r["term"], Save)),
+    "sigterm/not-in-time": (State.WARN, lambda r: end(r, "term", ended_by="timeout")),
+    "failures/not-ended": (State.FAIL, lambda r: end(r, "exception", ended_by="timeout")),
+    "failures/hidden": (State.FAIL, lambda r: end(r, "exception", exit_code=0)),
+    "failures/hang-not-ended": (State.WARN, lambda r: end(r, "hang", ended_by="timeout")),
+    "rescale/never-starts": (State.FAIL, no_message),
+    "rescale/starts-anew": (State.FAIL, lambda r: r.update(world=run("world", world=1))),
+    "rescale/samples-differ": (State.WARN, lambda r: r.update(world=shifted())),
+    "files/no-checkpoint": (State.WARN, lambda r: without(r["whole"], Save)),
+    "files/checkpoint-outside": (State.FAIL, save_outside),
+    "files/files-outside": (State.WARN, lambda r: outside(r, "/srv/results.json")),
+    "files/one-path": (State.FAIL, lambda r: r["whole"].ranks[1].events.extend(r["whole"].ranks[0].of(Save))),
+    "files/overwritten": (State.WARN, lambda r: every(r["whole"], Save, (0,), overwritten=True)),
+    "files/secret": (State.FAIL, lambda r: outside(r, "/tmp/log.txt", secret="Hugging Face token")),
+}  # fmt: skip
+
+
+def shifted() -> Run:
+    """Return a restart of one rank that skips the batches of two ranks as if they were its own."""
+    one = run("world", first=5, world=1)
+    one.ranks[0].events = [
+        made.batch(event.step, event.step + 2, 0, 1) if isinstance(event, Batch) else event
+        for event in one.ranks[0].events
+    ]
+    return one
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_each_finding_is_named_with_evidence(name: str) -> None:
+    claim, _, finding = name.partition("/")
+    state, change = FINDINGS[name]
+    verdict = judge(claim, changed(change))
+    assert finding in verdict.details["findings"], verdict
+    assert verdict.state is state, verdict
+    assert verdict.remedy
+    assert any(any(letter.isdigit() for letter in line) or "/" in line for line in verdict.evidence) or finding in (
+        "no-step", "no-group", "no-seed"), verdict  # fmt: skip
+
+
+def test_a_stream_that_all_ranks_read_in_other_orders_is_named() -> None:
+    """The ranks share a few samples at the beginning, and most of them at the end."""
+
+    def shuffled(runs: Runs) -> None:
+        for number, one in enumerate(runs["whole"].ranks):
+            for event in one.of(Batch):
+                first = event.step * 2
+                event.rows = [f"row{(at * (5 + 2 * number) + number * 11) % 24}" for at in (first, first + 1)]
+                event.passes, event.indices = None, []
+
+    assert judge("data", changed(shuffled)).details["findings"] == ["shared-samples"]
+
+
+def test_the_table_has_a_case_for_each_finding() -> None:
+    known = {f"{claim}/{name}" for claim, row in TABLE["claims"].items() for name in row["findings"]}
+    assert known == set(FINDINGS)
+
+
+NEIGHBOURS: dict[str, tuple[str, Callable[[Runs], Any]]] = {
+    "one step without a gradient": ("trains", lambda r: every(
+        r["whole"], Step, zero_gradients=lambda one: one.step == 3)),
+    "a parameter that is in no optimizer for one step": ("trains", lambda r: every(
+        r["whole"], Step, missing=lambda one: ["head"] if one.step == 9 else [])),
+    "a sampler that pads by one sample": ("data", lambda r: every(
+        r["whole"], Batch, rows=lambda one: ["pad", one.rows[1]] if one.step == 5 else one.rows, indices=[])),
+    "samples of equal content": ("data", lambda r: every(r["whole"], Batch, rows=["same", "same"])),
+    "dropout that is equal in one step": ("data", lambda r: every(
+        r["whole"], Dropout, state=lambda one: "d" if one.step == 2 else one.state)),
+    "random numbers that no worker uses": ("data", unused_states),
+    "a stream that begins anew": ("data", stream),
+    "a stream that begins anew in another order": ("data", lambda r: stream(r, turn=False)),
+    "another rank that is refused": ("rescale", refused),
+    "values that change at random": ("rescale", augmented),
+    "a first save that was torn": ("torn", lambda r: r.update({"torn-first-again": run("torn-first-again")})),
+    "a file in /tmp": ("files", lambda r: outside(r, "/tmp/cache/kernel.so")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_what_is_no_fault_is_not_named(name: str) -> None:
+    claim, change = NEIGHBOURS[name]
+    verdict = judge(claim, changed(change))
+    assert (verdict.state, verdict.details["findings"]) == (State.PASS, []), verdict
+
+
+def skipped(name: str) -> Callable[[Runs], None]:
+    return lambda runs: end(runs, name, ended_by="skipped", reason="no save in 12 steps")
+
+
+def unseen(what: str) -> Callable[[Runs], None]:
+    return lambda runs: runs["whole"].ranks[0].events.append(Uncovered(what, "the optimizer is compiled"))
+
+
+UNKNOWN: dict[str, tuple[str, str, Callable[[Runs], Any]]] = {
+    "an optimizer that cannot be followed": ("trains", "compiled", unseen("optimizer")),
+    "collectives that cannot be counted": ("world", "compiled", unseen("collectives")),
+    "batches that cannot be read": ("data", "compiled", unseen("batches")),
+    "a run that is not there": ("repeatable", "did not happen", lambda r: r.pop("again")),
+    "no save before the kill": ("resume", "no save in 12 steps", skipped("killed")),
+    "no save to be torn": ("torn", "no save in 12 steps", skipped("torn-first")),
+    "a kill that did not happen": ("resume", "did not reach", lambda r: without(r["killed"], Injected)),
+    "a torn save that did not happen": ("torn", "did not reach", lambda r: without(r["torn-later"], Injected)),
+    "a signal that was not sent": ("sigterm", "did not reach", lambda r: without(r["term"], Injected)),
+    "an exception that was not raised": ("failures", "did not reach", lambda r: without(r["exception"], Injected)),
+    "a world that cannot be changed": ("rescale", "did not happen", lambda r: r.pop("world")),
+    "runs that read other batches": ("resume", "not compared", lambda r: every(
+        r["killed"], Batch, digest=lambda one: f"x{one.step}")),
+    "a time-out of the run": ("trains", "did not end", lambda r: end(r, "whole", ended_by="timeout", reason="late")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_was_not_seen_is_unknown(name: str) -> None:
+    claim, reason, change = UNKNOWN[name]
+    verdict = judge(claim, changed(change))
+    assert verdict.state is State.CANNOT_TELL, verdict
+    assert reason in " ".join([verdict.summary, *verdict.evidence])
+
+
+@pytest.mark.parametrize("claim", NAMES)
+def test_nothing_passes_without_a_step(claim: str) -> None:
+    verdict = judge(claim, changed(no_steps))
+    assert verdict.state is (State.FAIL if claim == "trains" else State.CANNOT_TELL)
+
+
+NEEDS: dict[str, list[tuple[str, type[Any]]]] = {
+    "world": [("whole", World)],
+    "data": [("whole", Batch)],
+    "repeatable": [("again", Step)],
+    "resume": [("killed", Injected), ("resumed", Step)],
+    "torn": [("torn-later", Injected), ("torn-later-again", Step)],
+    "sigterm": [("term", Injected)],
+    "failures": [("exception", Injected), ("hang", Injected)],
+    "rescale": [("killed", Injected), ("world", Step)],
+}
+
+
+@pytest.mark.parametrize(("claim", "start", "kind"), [(claim, *one) for claim, rows in NEEDS.items() for one in rows])
+def test_no_claim_passes_without_what_it_looks_at(claim: str, start: str, kind: type[Any]) -> None:
+    assert judge(claim, changed(lambda runs: without(runs[start], kind))).state is not State.PASS
+
+
+def verdict_of(claim: str, state: State) -> Verdict:
+    return Verdict(state, "", [], None, {"claim": claim})
+
+
+@pytest.mark.parametrize(
+    ("claim", "state", "strict", "code"),
+    [
+        ("torn", State.FAIL, False, 1),
+        ("data", State.WARN, False, 0),
+        ("data", State.WARN, True, 1),
+        ("resume", State.CANNOT_TELL, False, 3),
+        ("world", State.CANNOT_TELL, False, 3),
+        ("torn", State.CANNOT_TELL, False, 0),
+        ("files", State.PASS, True, 0),
+    ],
+)
+def test_exit_codes(claim: str, state: State, strict: bool, code: int) -> None:
+    assert claims.exit_code([verdict_of("trains", State.PASS), verdict_of(claim, state)], strict) == code
+
+
+def test_one_rank_alone() -> None:
+    """A world of one has no other rank to compare with, and none that waits for a hung one."""
+    proof = healthy()
+    for name, one in proof.runs.items():
+        one.ranks = [rank(0, world=1)] if name == "whole" else one.ranks[:1]
+    assert judge("world", proof).state is State.PASS
+    assert judge("failures", proof).state is State.CANNOT_TELL  # its exception was planned for rank 1
+    without(proof.runs["whole"], World)
+    assert judge("world", proof).state is State.PASS
+
+
+def test_the_stand_in_is_said_in_each_verdict() -> None:
+    proof = changed(lambda runs: every(runs["whole"], Begin, stand_in=True))
+    for claim in NAMES:
+        assert judge(claim, proof).summary.endswith("(on CPU)")
+
+
+def test_workers_of_two_ranks_may_not_share_a_state() -> None:
+    proof = healthy()
+    proof.runs["whole"].workers += [Worker(0, 0, 0, "numpy", "state 0 0", True)]
+    assert judge("data", proof).details["findings"] == ["equal-augmentation"]
