@@ -27,6 +27,7 @@ Exit codes: 0 no FAIL, 1 a FAIL (with --strict also a WARN), 2 bad input, 3 a cl
 
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -84,6 +85,7 @@ def command(
     only: tuple[str, ...],
     **others: Any,
 ) -> None:
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what follows cleans up then too
     options = Options(**others, only=only, claims=trials.wanted(only))
     subject, what = _subject(words, file, knobs, workdir, options, yes)
     records = Path(tempfile.mkdtemp(prefix="yard-prove-"))
