@@ -1,0 +1,190 @@
+"""What a proof starts: the plan that the options, a command or a manifest give."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.prove.test_guide import JOB
+from tools.cells.knobs import Knobs
+from tools.cli import prove as command
+from tools.core.errors import UserError
+from tools.core.verdict import State, Verdict
+from tools.kube import manifests
+from tools.prove import run, trials
+from tools.prove.claims import NAMES
+from tools.prove.observed import TABLE
+from tools.prove.trials import Options
+
+TORCHRUN = ["torchrun", "--nproc-per-node", "2", "train.py", "--nproc-per-node", "9"]
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text("", encoding="utf-8")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def planned(words: list[str], work: Path, nodes: int | None = None, nproc: int | None = None, **options: Any) -> Any:
+    given = Options(**options, claims=trials.wanted(options.pop("only", ())))
+    subject = trials.of_command(words, work, Knobs(nodes=nodes, nproc=nproc), given)
+    return trials.plan(subject, given)[0]
+
+
+def test_all_claims_need_all_starts(work: Path) -> None:
+    made = planned(TORCHRUN, work)
+    assert [one.name for one in made.starts] == list(TABLE["starts"])
+    sources = {one.name: one.source for one in made.starts if one.source}
+    assert sources == {
+        "resumed": "killed", "world": "killed", "torn-first-again": "torn-first", "torn-later-again": "torn-later",
+    }  # fmt: skip
+    assert {one.name: one.fault.kind for one in made.starts if one.fault} == {
+        "killed": "kill", "torn-first": "torn-save", "torn-later": "torn-save", "term": "terminate",
+        "exception": "exception", "hang": "hang",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("claim", NAMES)
+def test_one_claim_needs_its_starts_only(claim: str, work: Path) -> None:
+    options = Options(only=(claim,), claims=trials.wanted([claim]))
+    made, _ = trials.plan(trials.of_command(TORCHRUN, work, Knobs(), options), options)
+    assert {one.name for one in made.starts} == set(TABLE["claims"][claim]["starts"])
+
+
+def test_a_claim_has_a_name_and_a_number() -> None:
+    assert trials.wanted(["5", "data"]) == ["data", "resume"]
+    assert trials.wanted([]) == NAMES
+    with pytest.raises(UserError, match="--only 11: no claim has this name"):
+        trials.wanted(["11"])
+
+
+@pytest.mark.parametrize(
+    ("words", "other"),
+    [
+        (["torchrun", "--nproc-per-node", "4", "t.py"], ["torchrun", "--nproc-per-node", "2", "t.py"]),
+        (["torchrun", "--nproc_per_node=1", "t.py"], ["torchrun", "--nproc_per_node=2", "t.py"]),
+        (["accelerate", "launch", "--num_processes=2", "t.py"], ["accelerate", "launch", "--num_processes=1", "t.py"]),
+        (
+            ["python", "-m", "torch.distributed.run", "--nproc-per-node=2", "t.py"],
+            ["python", "-m", "torch.distributed.run", "--nproc-per-node=1", "t.py"],
+        ),
+        (["torchrun", "--nproc-per-node", "gpu", "t.py"], None),
+        (["torchrun", "t.py", "--nproc-per-node", "2"], None),
+        (["python", "t.py"], None),
+    ],
+)  # fmt: skip
+def test_another_world(words: list[str], other: list[str] | None) -> None:
+    assert trials.other_world(words) == other
+
+
+@pytest.mark.parametrize(
+    ("words", "started"),
+    [
+        (["torchrun", "train.py"], ["torchrun", "--nproc-per-node", "3", "train.py"]),
+        (["torchrun", "--nproc-per-node=1", "train.py"], ["torchrun", "--nproc-per-node=3", "train.py"]),
+        (["accelerate", "launch", "train.py"], ["accelerate", "launch", "--num_processes", "3", "train.py"]),
+        (["python", "train.py"], ["python", "-m", "torch.distributed.run", "--nproc-per-node", "3", "train.py"]),
+    ],
+)
+def test_nproc_sets_the_ranks(words: list[str], started: list[str], work: Path) -> None:
+    assert planned(words, work, nproc=3).starts[0].command == started
+
+
+def test_nodes_meet_by_variables(work: Path) -> None:
+    words = ["torchrun", "--standalone", "--nnodes", "1", "--rdzv-backend=c10d", "--nproc-per-node", "1", "train.py"]
+    made = planned(words, work, nodes=2)
+    assert made.nodes == 2
+    assert made.starts[0].command == ["torchrun", "--nproc-per-node", "1", "train.py"]
+    with pytest.raises(UserError, match="--nodes 2: python is not a launcher"):
+        planned(["python", "train.py"], work, nodes=2)
+
+
+def test_options_of_a_plan(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("RANK", "7")
+    made = planned(
+        TORCHRUN, work, steps=9, kill_at=4, resume="torchrun train.py --resume latest", keep=("out", "/shared"),
+        link=("data",), env=("LEVEL=3",), timeout=20, network=True,
+    )  # fmt: skip
+    starts = {one.name: one for one in made.starts}
+    assert starts["whole"].command == TORCHRUN
+    assert starts["resumed"].command == ["torchrun", "train.py", "--resume", "latest"]
+    assert starts["killed"].fault.step == 4
+    assert made.keep == [str(work / "out"), "/shared"]
+    assert made.link == [str(work / "data")]
+    assert (made.steps, made.timeout, made.network, made.variables["LEVEL"]) == (9, 20, True, "3")
+    assert not made.variables.keys() & {"AWS_SECRET_ACCESS_KEY", "RANK"}
+    assert planned(TORCHRUN, work).keep == [str(work)]
+
+
+def test_a_manifest_gives_variables_volumes_and_grace(work: Path) -> None:
+    mounts = "env: [{name: LEVEL, value: '3'}]\n              volumeMounts: [{name: here, mountPath: /here}, "
+    text = JOB.replace("OUT", "/shared/out").replace("volumeMounts: [", mounts)
+    text = text.replace("volumes:", "volumes:\n            - {name: here, emptyDir: {}}")
+    (work / "job.yaml").write_text(text, encoding="utf-8")
+    found = manifests.read(work / "job.yaml")
+    options = Options(env=("MORE=4",), claims=NAMES)
+    subject = trials.of_manifests(found, ("-f", "job.yaml"), Knobs(name="proof"), options)
+    assert Path(subject.command[0]).name == "torchrun"
+    assert (subject.nodes, subject.grace, subject.image) == (2, 60.0, "registry.example.com/team/mine:1")
+    assert (subject.variables["LEVEL"], subject.variables["MORE"]) == ("3", "4")
+    assert not [name for name in subject.variables if name.startswith("PET_") or name in ("MASTER_ADDR", "RANK")]
+    assert [path.name for path in subject.keep if "here" in path.name] == []
+    assert len(subject.keep) == 1
+
+
+# The command line
+
+
+def result(*states: State) -> run.Result:
+    rows = [Verdict(state, "text", ["line"], None, {"claim": name, "number": place, "findings": [], "stand_in": False})
+            for place, (name, state) in enumerate(zip(NAMES, states, strict=False), 1)]  # fmt: skip
+    return run.Result(rows, {"step time, s": 0.1}, ["the network"], {"torch": "2.15.0"})
+
+
+@pytest.fixture
+def proven(work: Path, monkeypatch: pytest.MonkeyPatch) -> list[run.Result]:
+    answers = [result(*[State.PASS] * 10)]
+    monkeypatch.setattr(run, "prove", lambda subject, options, records: answers[0])
+    return answers
+
+
+def called(*words: str) -> Any:
+    return CliRunner().invoke(command.command, [*words, "--", "python", "train.py"])
+
+
+def test_the_result_is_printed_written_and_kept(proven: list[run.Result], work: Path) -> None:
+    done = called("--only", "trains", "--out", "proof.json", "--report", "proof.html")
+    assert done.exit_code == 0, done.output
+    assert "PASS: 1. It trains: text\n  line" in done.output
+    assert "CANNOT TELL: the network" in done.output
+    kept = json.loads((work / "proof.json").read_text(encoding="utf-8"))
+    assert [row["claim"] for row in kept["claims"]] == NAMES
+    assert (kept["name"], kept["figures"], kept["not_proven"]) == ("train.py", {"step time, s": 0.1}, ["the network"])
+    assert "It trains" in (work / "proof.html").read_text(encoding="utf-8")
+    assert "kept:" not in done.output
+    assert json.loads(called("--only", "trains", "--json").stdout)["claims"] == kept["claims"]
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "strict"), [(State.FAIL, 1, 1), (State.WARN, 0, 1), (State.CANNOT_TELL, 3, 3)]
+)
+def test_exit_codes(state: State, code: int, strict: int, proven: list[run.Result]) -> None:
+    proven[0] = result(state)
+    assert called("--only", "trains").exit_code == code
+    assert called("--only", "trains", "--strict").exit_code == strict
+
+
+def test_the_command_of_a_file_needs_a_yes(proven: list[run.Result], work: Path) -> None:
+    (work / "job.yaml").write_text(JOB.replace("OUT", "out"), encoding="utf-8")
+    refused = CliRunner().invoke(command.command, ["-f", "job.yaml", "--only", "trains"])
+    assert isinstance(refused.exception, UserError)
+    assert "would run with your rights" in str(refused.exception)
+    assert CliRunner().invoke(command.command, ["-f", "job.yaml", "--only", "trains", "--yes"]).exit_code == 0
