@@ -1,0 +1,228 @@
+"""The runner of a proof on real processes: faults happen, kept files survive and others do not, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.prove import made
+from tests.prove.parts import ROOT
+from training.prove import faults, records, runner, view
+from training.prove.plan import Fault, Plan, Start
+from training.prove.records import Outcome
+
+FAKE = str(ROOT / "tests/prove/fake_rank.py")
+KINDS = {"killed": "kill", "term": "terminate", "exception": "exception"}
+VIEWS = ["overlay", "copy"]
+
+
+@pytest.fixture(params=VIEWS)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = str(request.param)
+    if name == "copy":
+        monkeypatch.setattr(view, "_bases", lambda out, source: [])
+    elif subprocess.run(["unshare", "-Urm", "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("user namespaces are not allowed here: set kernel.unprivileged_userns_clone=1")
+    return name
+
+
+def carried_out(
+    tmp_path: Path, names: list[str], *options: str, command: list[str] | None = None, **values: Any
+) -> dict[str, Outcome]:
+    """Carry out starts of the fake rank in a directory, and return what was seen of each."""
+    work, out = tmp_path / "work", tmp_path / "out"
+    work.mkdir(exist_ok=True)
+    out.mkdir()
+    words = command or [sys.executable, FAKE, *options]
+    sources = {"resumed": "killed"}
+    starts = [
+        Start(name, [1], words, sources.get(name), Fault(KINDS[name]) if name in KINDS else None) for name in names
+    ]
+    given = {"keep": [str(work / "kept")], "timeout": 60.0, **values}
+    variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    runner.run(Plan(starts, str(work), variables, 30, **given), out, lambda row: None)
+    return {name: records.read_outcome(out / name) for name in names}
+
+
+def log(tmp_path: Path, name: str) -> str:
+    return (tmp_path / "out" / name / "log").read_text(encoding="utf-8")
+
+
+def test_a_restart_finds_what_was_kept_and_nothing_else(kind: str, tmp_path: Path) -> None:
+    seen = carried_out(tmp_path, ["whole", "killed", "resumed"])
+    assert {one.view for one in seen.values()} == {kind}
+    assert (seen["whole"].ended_by, seen["whole"].exit_code) == ("itself", 0)
+    assert seen["killed"].ended_by == "fault"
+    assert seen["killed"].fault_step == 5  # between the saves after steps 3 and 6
+    assert log(tmp_path, "whole").startswith("first 0 scratch False")
+    assert log(tmp_path, "resumed").startswith("first 3 scratch False")
+    assert {(Path(one.path).name, one.kept) for one in seen["whole"].files} == {("step", True), ("scratch", False)}
+    assert list((tmp_path / "work").iterdir()) == []  # the user's directory is as it was
+    assert not list((tmp_path / "out/views").iterdir())
+
+
+def test_signals_and_exceptions_end_a_start(kind: str, tmp_path: Path) -> None:
+    seen = carried_out(tmp_path, ["whole", "term", "exception"])
+    assert (seen["term"].ended_by, seen["term"].exit_code) == ("itself", 143)
+    assert seen["term"].fault_seconds is not None
+    assert (seen["exception"].ended_by, seen["exception"].exit_code) == ("itself", 1)
+    assert "RuntimeError: planted" in log(tmp_path, "exception")
+
+
+def test_the_grace_period_ends_by_a_kill(tmp_path: Path) -> None:
+    seen = carried_out(tmp_path, ["whole", "term"], "deaf", grace=1.0)
+    assert (seen["term"].ended_by, seen["term"].reason) == ("timeout", "it did not end within 1 s of SIGTERM")
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "ended_by", "reason"),
+    [
+        ("import time; time.sleep(600)", {"timeout": 1.0}, "timeout", "it did not end within 1 s"),
+        (
+            "import time; open('kept/a', 'wb').write(b'0' * (30 << 20)); time.sleep(600)",
+            {"disk": 10 << 20},
+            "disk",
+            "it wrote more than 0.0 GiB",
+        ),
+    ],
+)
+def test_bounds_end_a_start(
+    text: str, values: dict[str, Any], ended_by: str, reason: str, kind: str, tmp_path: Path
+) -> None:
+    text = f"import os; os.makedirs('kept', exist_ok=True); {text}"
+    seen = carried_out(tmp_path, ["whole"], command=[sys.executable, "-c", text], **values)
+    assert (seen["whole"].ended_by, seen["whole"].reason) == (ended_by, reason)
+
+
+def test_what_cannot_start_or_is_pointless_is_said(tmp_path: Path) -> None:
+    seen = carried_out(tmp_path, ["whole", "killed", "resumed"], "no-saves")
+    assert [one.ended_by for one in seen.values()] == ["itself", "skipped", "skipped"]
+    assert {seen[name].reason for name in ("killed", "resumed")} == {"no save in 9 steps"}
+    (tmp_path / "other").mkdir()
+    missing = carried_out(tmp_path / "other", ["whole"], command=["/no/such/program"])
+    assert missing["whole"].exit_code == 127
+
+
+def test_nodes_share_a_port_and_what_is_kept(tmp_path: Path) -> None:
+    carried_out(tmp_path, ["whole"], nodes=2)
+    lines = sorted(log(tmp_path, "whole").splitlines())
+    ports = {line.rpartition(" ")[2] for line in lines}
+    assert [line.split(" node ")[1].split()[0] for line in lines] == ["0", "1"]
+    assert len(ports) == 1
+
+
+def test_secrets_in_files_are_found(kind: str, tmp_path: Path) -> None:
+    text = "import os; os.makedirs('kept', exist_ok=True); open('kept/log', 'w').write('key tok_12345678'); open('b', 'w').write('x')"
+    seen = carried_out(tmp_path, ["whole"], command=[sys.executable, "-c", text], secrets={"a token": "tok_[0-9]{8}"})
+    assert {Path(one.path).name: one.secret for one in seen["whole"].files} == {"log": "a token", "b": ""}
+
+
+def test_a_copy_refuses_to_write_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: the view does write, to its own layer. The user's file is as it was in both."""
+    other = tmp_path / "other.txt"
+    other.write_text("the user's")
+    text = f"open({str(other)!r}, 'w').write('changed'); print(open({str(other)!r}).read())"
+    (tmp_path / "control").mkdir()
+    seen = carried_out(tmp_path / "control", ["whole"], command=[sys.executable, "-c", text])
+    if seen["whole"].view == "overlay":
+        assert log(tmp_path / "control", "whole") == "changed\n"
+        assert other.read_text() == "the user's"
+    monkeypatch.setattr(view, "_bases", lambda out, source: [])
+    seen = carried_out(tmp_path, ["whole"], command=[sys.executable, "-c", text])
+    assert seen["whole"].ended_by == "outside"
+    assert str(other) in seen["whole"].reason
+    assert other.read_text() == "the user's"
+
+
+def test_a_copy_has_what_git_does_not_ignore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = tmp_path / "work"
+    (work / "data").mkdir(parents=True)
+    for name, text in {".gitignore": "data\nbig\n", "train.txt": "1", "big": "2", "data/a": "3"}.items():
+        (work / name).write_text(text)
+    subprocess.run(["git", "init", "-q", str(work)], check=True)
+    monkeypatch.setattr(view, "_bases", lambda out, source: [])
+    text = "import os; print(sorted(os.listdir('.')), os.path.exists('data/a'))"
+    carried_out(tmp_path, ["whole"], command=[sys.executable, "-c", text], link=[str(work / "data")])
+    said = log(tmp_path, "whole")
+    assert "train.txt" in said
+    assert "big" not in said
+    assert said.strip().endswith("True")
+
+
+@pytest.mark.parametrize("network", [False, True])
+def test_ranks_have_loopback_only(network: bool, tmp_path: Path) -> None:
+    text = """
+        import socket, sys
+        try:
+            socket.create_connection(("127.0.0.1", int(sys.argv[1])), 5).close()
+            print("reached")
+        except OSError as problem:
+            print("refused", problem)
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        command = [sys.executable, "-c", textwrap.dedent(text), port]
+        seen = carried_out(tmp_path, ["whole"], command=command, network=network)
+    if seen["whole"].view == "copy":
+        pytest.skip("user namespaces are not allowed here: set kernel.unprivileged_userns_clone=1")
+    assert log(tmp_path, "whole").startswith("reached" if network else "refused")
+
+
+# The choice of the step
+
+
+def recorded(tmp_path: Path, saves: tuple[int, ...], last: int = 12, ranks: int = 2) -> Path:
+    """Write the records of an uninterrupted start."""
+    for number in range(ranks):
+        writer = records.Writer(tmp_path / f"rank-{number}-1.jsonl")
+        one = made.rank(number, last=last)
+        for event in one.events:
+            if not isinstance(event, records.Save):
+                writer.write(event)
+        for place, step in enumerate(saves if number == 0 else (), 1):
+            writer.write(records.Save(step, place, f"/kept/{step}", 100 * place, "torch.save", False, 0.1))
+    return tmp_path
+
+
+def choice(directory: Path, name: str, fault: Fault, limit: int = 12) -> Fault:
+    return faults.chosen(Start(name, [1], [], None, fault), directory, limit)
+
+
+def test_a_kill_comes_between_two_saves(tmp_path: Path) -> None:
+    assert choice(recorded(tmp_path, (5, 10)), "killed", Fault("kill")).step == 7
+    assert choice(tmp_path, "killed", Fault("kill", step=9)).step == 9
+    with pytest.raises(faults.NoFault, match="ends after step 12, before step 13"):
+        choice(tmp_path, "killed", Fault("kill", step=13))
+
+
+def test_torn_saves_are_the_first_and_a_later_one(tmp_path: Path) -> None:
+    assert choice(recorded(tmp_path, (3, 6, 9)), "torn-first", Fault("torn-save")).save == 1
+    assert choice(tmp_path, "torn-later", Fault("torn-save")).save == 3
+
+
+def test_one_save_has_no_later_one(tmp_path: Path) -> None:
+    with pytest.raises(faults.NoFault, match="only one checkpoint was written in 12 steps"):
+        choice(recorded(tmp_path, (6,)), "torn-later", Fault("torn-save"))
+
+
+def test_without_a_save_nothing_is_killed(tmp_path: Path) -> None:
+    with pytest.raises(faults.NoFault, match="no save in 12 steps"):
+        choice(recorded(tmp_path, ()), "killed", Fault("kill"))
+
+
+def test_a_rank_alone_cannot_hang_the_others(tmp_path: Path) -> None:
+    with pytest.raises(faults.NoFault, match="one rank has nobody who waits for it"):
+        choice(recorded(tmp_path, (5,), ranks=1), "hang", Fault("hang"))
+    assert choice(tmp_path, "exception", Fault("exception")).rank == 0
+
+
+def test_a_failure_comes_in_another_rank_than_0(tmp_path: Path) -> None:
+    found = choice(recorded(tmp_path, ()), "exception", Fault("exception"))
+    assert (found.rank, found.step) == (1, 6)
