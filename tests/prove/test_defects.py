@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import sys
+from pathlib import Path
 
 import pytest
 
-from tests.prove import planted
+from tests.prove import planted, proving, trainers
 from tools.prove.observed import TABLE
 
 SCRIPTS = planted.load()
@@ -38,3 +40,32 @@ def test_a_patch_that_does_not_fit_is_refused() -> None:
     defect = planted.Defect(**{**vars(defect), "patches": [planted.Patch("no such text", "")]})
     with pytest.raises(ValueError, match="found 0 times"):
         defect.text()
+
+
+# One defect of each claim, over four frameworks. `make prove-bench` proves all of them.
+SMOKE = (
+    "ddp/two-optimized-copies", "hf_trainer/loader-of-its-own", "fsdp2/optimizer-not-saved", "ddp/saved-in-place",
+    "no_framework/shell-as-process-1", "accelerate_script/every-rank-saves-the-model", "ddp/batch-for-each-rank",
+    "hf_trainer/seed-of-the-clock", "ddp/world-of-one",
+)  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SMOKE)
+def test_a_planted_defect_is_named(name: str, tmp_path: Path) -> None:
+    defect = DEFECTS[name]
+    (tmp_path / f"{defect.script}.py").write_text(defect.text(), encoding="utf-8")
+    options = ["--only", defect.claim, "--keep", "checkpoints", *defect.options]
+    path = proving.programs(defect.script)
+    assert path is not None
+    answer = proving.prove(tmp_path, defect.command, *options, path=path)
+    assert answer.found.get(defect.finding) == defect.state, f"{answer.rows}\n{answer.errors}"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_our_pre_training_keeps_all_claims(tmp_path: Path) -> None:
+    command = trainers.make("pretrain-ddp", tmp_path)
+    answer = proving.prove(tmp_path, command, *trainers.options(tmp_path), path=Path(sys.executable).parent)
+    assert answer.states() == dict.fromkeys(TABLE["claims"], "PASS"), f"{answer.rows}\n{answer.errors}"
+    assert answer.code == 0
