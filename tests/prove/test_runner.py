@@ -119,7 +119,12 @@ def test_nodes_share_a_port_and_what_is_kept(tmp_path: Path) -> None:
 
 
 def test_secrets_in_files_are_found(kind: str, tmp_path: Path) -> None:
-    text = "import os; os.makedirs('kept', exist_ok=True); open('kept/log', 'w').write('tok_12345678'); open('b', 'w')"
+    text = """if True:
+        import os
+        os.makedirs("kept", exist_ok=True)
+        open("kept/log", "w").write("key tok_12345678")
+        open("b", "w").write("x")
+    """
     seen = carried_out(tmp_path, ["whole"], command=[sys.executable, "-c", text], secrets={"a token": "tok_[0-9]{8}"})
     assert {Path(one.path).name: one.secret for one in seen["whole"].files} == {"log": "a token", "b": ""}
 
