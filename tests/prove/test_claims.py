@@ -70,6 +70,11 @@ def end(runs: Runs, name: str, **values: Any) -> None:
         setattr(runs[name].outcome, key, value)
 
 
+def crashed(runs: Runs) -> None:
+    every(runs["whole"], End, reason="finished")
+    end(runs, "whole", exit_code=1)
+
+
 def save_outside(runs: Runs) -> None:
     every(runs["whole"], Save, (0,), path="/other/step.pt")
     outside(runs, "/other/step.pt")
@@ -113,6 +118,7 @@ def raised(runs: Runs) -> None:
 FINDINGS: dict[str, tuple[State, Callable[[Runs], Any]]] = {
     "trains/no-step": (State.FAIL, no_steps),
     "trains/failed": (State.FAIL, raised),
+    "trains/ends-badly": (State.WARN, crashed),
     "trains/parameters-fixed": (State.FAIL, lambda r: every(
         r["whole"], Step, parameters_after=lambda one: one.parameters_before)),
     "trains/zero-gradients": (State.FAIL, lambda r: every(r["whole"], Step, zero_gradients=True)),

@@ -100,6 +100,8 @@ def main() -> None:
     )
     last = get_last_checkpoint(args.out) if os.path.isdir(args.out) else None
     trainer.train(resume_from_checkpoint=last)
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

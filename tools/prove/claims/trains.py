@@ -56,6 +56,9 @@ def _ended(run: Run) -> list[Finding]:
     if outcome.ended_by in ("timeout", "disk"):
         return [unknown(f"the run did not end: {outcome.reason or outcome.ended_by}", f"{run.last_step} steps taken")]
     if outcome.exit_code != 0 and not by_us:
+        if run.ends() and all(rank.end and rank.end.reason == "finished" for rank in run.ranks):
+            text = f"all {len(run.ranks)} ranks reached the end of the script; exit code {outcome.exit_code}"
+            return [warned("ends-badly", "the ranks finish, and their processes then fail", text, said)]
         return [failed("failed", f"the script ended with exit code {outcome.exit_code}", said)]
     return []
 
