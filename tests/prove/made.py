@@ -25,7 +25,7 @@ from training.prove.records import (
 STEPS, PASS, BATCH = 12, 6, 2
 SAVES = (5, 10)
 KILLED, DONE = 7, 5  # the fault comes after step 7; the restart continues after step 5
-KEPT = "/work/checkpoints"
+KEPT = "/volume/checkpoints"
 
 
 def step(number: int, at: int, rank: int) -> Step:
