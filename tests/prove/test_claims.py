@@ -75,6 +75,11 @@ def crashed(runs: Runs) -> None:
     end(runs, "whole", exit_code=1)
 
 
+def never_saves(runs: Runs) -> None:
+    for one in runs.values():
+        without(one, Save)
+
+
 def save_outside(runs: Runs) -> None:
     every(runs["whole"], Save, (0,), path="/other/step.pt")
     outside(runs, "/other/step.pt")
@@ -264,6 +269,7 @@ UNKNOWN: dict[str, tuple[str, str, Callable[[Runs], Any]]] = {
     "a world that cannot be changed": ("rescale", "did not happen", lambda r: r.pop("world")),
     "runs that read other batches": ("resume", "not compared", lambda r: every(
         r["killed"], Batch, digest=lambda one: f"x{one.step}")),
+    "a script that never saves": ("sigterm", "no save in 12 steps", never_saves),
     "a time-out of the run": ("trains", "did not end", lambda r: end(r, "whole", ended_by="timeout", reason="late")),
 }  # fmt: skip
 
