@@ -336,6 +336,23 @@ def test_one_rank_alone() -> None:
     assert judge("world", proof).state is State.PASS
 
 
+def test_a_first_step_without_a_rate_is_told_from_none() -> None:
+    """A warm-up from 0 changes no parameter in its first step: a new start looks like one after step 1."""
+
+    def warm(runs: Runs) -> None:
+        for name, one in runs.items():
+            every(
+                one,
+                Step,
+                tuple(range(len(one.ranks))),
+                parameters_before=lambda it: it.parameters_before.replace("p0", "p1"),
+            )
+            assert name
+        runs["resumed"] = runs["whole"]
+
+    assert judge("resume", changed(warm)).details["findings"] == ["starts-anew"]
+
+
 def test_the_stand_in_is_said_in_each_verdict() -> None:
     proof = changed(lambda runs: every(runs["whole"], Begin, stand_in=True))
     for claim in NAMES:

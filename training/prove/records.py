@@ -174,6 +174,7 @@ class End:
     forward_calls: int = 0
     seeded: bool = False  # the probe seeded this process, because the script set no seed
     versions: dict[str, str] = field(default_factory=dict)
+    framework: str = ""  # "lightning", "transformers" (its Trainer) or "accelerate" where one of them trained
     peak_memory: int = 0  # bytes
     first_step_seconds: float = 0.0  # from the start of the process to the end of its first step
 

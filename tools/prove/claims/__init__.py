@@ -89,10 +89,9 @@ def not_trained(whole: Run) -> str:
 
 def framework(whole: Run) -> str:
     """Return the framework that a remedy is written for."""
-    loaded = {name for end in whole.ends() for name in end.versions}
-    for name in ("lightning", "transformers", "accelerate"):
-        if name in loaded or (name == "lightning" and "pytorch_lightning" in loaded):
-            return name
+    used = next((end.framework for end in whole.ends() if end.framework), "")
+    if used:
+        return used
     if whole.sharded:
         return "fsdp2"
     return "ddp" if len(whole.ranks) > 1 else "torch"

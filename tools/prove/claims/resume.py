@@ -73,9 +73,13 @@ def continued(rank: Rank, killed: Run, whole: Run) -> Point | None:
     known = {step.step - 1: step.parameters_before for step in steps} | {
         step.step: step.parameters_after for step in steps
     }
-    done = max((step for step, digest in known.items() if digest == first), default=None)
-    if done is None:
+    found = [step for step, digest in known.items() if digest == first]
+    if not found:
         return None
+    # A step with a learning rate of 0 leaves the parameters as they were: the optimizer's state tells which one it is.
+    states = {step.step - 1: step.state_before for step in steps}
+    same = [step for step in found if states.get(step) == rank.steps[0].state_before]
+    done = max(same) if same else min(found)
     uninterrupted = next((one for one in whole.ranks if one.rank == rank.rank), None)
     later = [step for step in (uninterrupted.steps if uninterrupted else []) if step.step > len(steps)]
     batches = uninterrupted.first_batches() if uninterrupted else {}

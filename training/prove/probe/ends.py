@@ -74,6 +74,7 @@ class Ends:
             forward_calls=probe.forward_calls,
             seeded=probe.torch is not None and random_state.seeded_by_us(probe.torch),
             versions=versions(),
+            framework=framework(),
             peak_memory=peak_memory(probe.torch),
             first_step_seconds=probe.first_step_seconds,
         )
@@ -95,6 +96,16 @@ def versions() -> dict[str, str]:
     """Return the versions of the frameworks that were imported."""
     loaded = {name: sys.modules.get(name) for name in VERSIONS}
     return {name: str(getattr(one, "__version__", "")) for name, one in loaded.items() if one is not None}
+
+
+def framework() -> str:
+    """Return the framework whose loop or whose preparation was used, as far as its modules show it."""
+    if "lightning.pytorch.trainer" in sys.modules or "pytorch_lightning.trainer" in sys.modules:
+        return "lightning"
+    if "transformers.trainer" in sys.modules:
+        return "transformers"
+    state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+    return "accelerate" if getattr(state, "_shared_state", None) else ""
 
 
 def peak_memory(torch: Any) -> int:
