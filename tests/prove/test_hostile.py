@@ -217,3 +217,51 @@ def test_an_interrupted_proof_leaves_nothing(number: signal.Signals, place: Plac
     while place.left() and time.monotonic() < limit:
         time.sleep(0.1)
     assert place.left() == []
+
+
+UNSEEN = {
+    "compiled": """
+        import torch
+        model = torch.nn.Linear(8, 8)
+        optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1))
+
+        @torch.compile
+        def step():
+            optimizer.step()
+
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).pow(2).mean().backward()
+            step()
+        """,
+    "backward": """
+        import torch
+        model = torch.nn.Linear(8, 8)
+        optimizers = {one: torch.optim.SGD([one], lr=0.1) for one in model.parameters()}
+
+        def hook(one):
+            optimizers[one].step()
+            optimizers[one].zero_grad()
+
+        for one in model.parameters():
+            one.register_post_accumulate_grad_hook(hook)
+        for _ in range(4):
+            model(torch.randn(4, 8)).pow(2).mean().backward()
+        """,
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("compiled", "backward ran 4 times, and no optimizer of torch took a step"),
+        ("backward", "an optimizer steps inside backward: its steps cannot be told apart"),
+    ],
+)
+def test_an_optimizer_that_is_not_seen_is_unknown(name: str, reason: str, place: Place) -> None:
+    place.write(UNSEEN[name])
+    done = place.prove()
+    assert done.returncode == 3
+    assert f"CANNOT TELL: 1. It trains: {reason}" in done.stdout
+    assert "stand-in" not in done.stdout + done.stderr

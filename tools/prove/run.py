@@ -71,6 +71,8 @@ def _wants_cuda(whole: Run) -> bool:
     """Whether a run took no step because there is no GPU: the log says so, or it ended with 0 and did nothing."""
     if whole.trained or whole.outcome is None or shutil.which("nvidia-smi"):
         return False
+    if any(end.backward_calls for end in whole.ends()):
+        return False  # it trains by an optimizer that is not seen, such as a compiled one
     idle = whole.outcome.exit_code == 0 and whole.outcome.ended_by == "itself" and bool(whole.ranks)
     return whole.need() == "cuda" or idle
 
