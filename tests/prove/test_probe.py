@@ -90,8 +90,8 @@ SAVES = """
     ("how", "kind", "names", "overwritten"),
     [
         ("replace", "torch.save", ["model.tmp"] * 4, False),
-        ("stream", "torch.save", ["model.pt"] * 4, True),
-        ("safetensors", "safetensors", ["model.safetensors"] * 4, True),
+        pytest.param("stream", "torch.save", ["model.pt"] * 4, True, marks=pytest.mark.long),
+        pytest.param("safetensors", "safetensors", ["model.safetensors"] * 4, True, marks=pytest.mark.long),
         ("dcp", "dcp", ["__0_0.distcp", ".metadata.tmp"] * 4, False),
         pytest.param("async", "dcp", ["__0_0.distcp", ".metadata.tmp"] * 4, False, marks=pytest.mark.long),
         ("file", "file", ["model.pkl"] * 4, False),
@@ -114,8 +114,8 @@ def test_each_save_is_recorded_once(how: str, kind: str, names: list[str], overw
     [
         ("replace", "model.tmp", "model.pt"),
         ("stream", "model.pt", None),
-        ("safetensors", "model.safetensors", None),
-        ("file", "model.tmp", "model.pkl"),
+        pytest.param("safetensors", "model.safetensors", None, marks=pytest.mark.long),
+        pytest.param("file", "model.tmp", "model.pkl", marks=pytest.mark.long),
     ],
 )
 def test_a_torn_save_is_half_a_file_and_a_killed_rank(how: str, torn: str, whole: str | None, tmp_path: Path) -> None:
