@@ -80,6 +80,11 @@ def never_saves(runs: Runs) -> None:
         without(one, Save)
 
 
+def early_kill(runs: Runs) -> None:
+    without(runs["killed"], Save)
+    runs["resumed"], runs["world"] = run("resumed"), run("world", world=1)
+
+
 def save_outside(runs: Runs) -> None:
     every(runs["whole"], Save, (0,), path="/other/step.pt")
     outside(runs, "/other/step.pt")
@@ -269,6 +274,8 @@ UNKNOWN: dict[str, tuple[str, str, Callable[[Runs], Any]]] = {
     "a world that cannot be changed": ("rescale", "did not happen", lambda r: r.pop("world")),
     "runs that read other batches": ("resume", "not compared", lambda r: every(
         r["killed"], Batch, digest=lambda one: f"x{one.step}")),
+    "a kill before the first save": ("resume", "before the first save", early_kill),
+    "another world after a kill before the first save": ("rescale", "before the first save", early_kill),
     "a script that never saves": ("sigterm", "no save in 12 steps", never_saves),
     "a time-out of the run": ("trains", "did not end", lambda r: end(r, "whole", ended_by="timeout", reason="late")),
 }  # fmt: skip

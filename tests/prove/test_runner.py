@@ -14,7 +14,7 @@ import pytest
 
 from tests.prove import made
 from tests.prove.parts import ROOT
-from training.prove import faults, records, runner, view
+from training.prove import faults, records, runner, view, watch
 from training.prove.plan import Fault, Plan, Start
 from training.prove.records import Outcome
 
@@ -146,6 +146,41 @@ def test_a_copy_refuses_to_write_elsewhere(tmp_path: Path, monkeypatch: pytest.M
     assert other.read_text() == "the user's"
 
 
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("import os; os.mkdir('a'); os.symlink('../../blobs/x', 'a/link'); os.symlink('/etc/hosts', 'hosts')", False),
+        ("import os; os.rmdir('inner', dir_fd=os.open({outside!r}, os.O_RDONLY))", True),
+        ("import os; os.rename('mine', {outside!r} + '/mine')", True),
+    ],
+)
+def test_a_copy_knows_what_a_call_writes(
+    text: str, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link may point anywhere. A directory may be named by a descriptor."""
+    outside = tmp_path / "outside"
+    (outside / "inner").mkdir(parents=True)
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/mine").write_text("1")
+    monkeypatch.setattr(view, "_bases", lambda out, source: [])
+    command = [sys.executable, "-c", text.format(outside=str(outside))]
+    seen = carried_out(tmp_path, ["whole"], command=command)
+    assert seen["whole"].ended_by == ("outside" if refused else "itself"), log(tmp_path, "whole")
+    assert [path.name for path in outside.iterdir()] == ["inner"]
+
+
+def test_the_end_of_a_long_log_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "HEAD_BYTES", 1000)
+    monkeypatch.setattr(watch, "TAIL_BYTES", 5000)
+    monkeypatch.setattr(watch, "_CHUNK", 512)
+    text = "import os\nfor n in range(3000): os.write(1, b'line %d\\n' % n)"
+    carried_out(tmp_path, ["whole"], command=[sys.executable, "-c", text])
+    said = log(tmp_path, "whole").splitlines()
+    assert (said[0], said[-1]) == ("line 0", "line 2999")
+    assert any(line.startswith("... ") for line in said)
+    assert sum(map(len, said[-400:])) > 3000
+
+
 def test_a_copy_has_what_git_does_not_ignore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = tmp_path / "work"
     (work / "data").mkdir(parents=True)
@@ -205,6 +240,19 @@ def test_a_kill_comes_between_two_saves(tmp_path: Path) -> None:
     assert choice(tmp_path, "killed", Fault("kill", step=9)).step == 9
     with pytest.raises(faults.NoFault, match="ends after step 12, before step 13"):
         choice(tmp_path, "killed", Fault("kill", step=13))
+
+
+@pytest.mark.parametrize(
+    ("saves", "step"), [(tuple(range(1, 13)), 7), ((11,), 12), ((10,), 11), ((2,), 7), ((5, 6, 7, 8, 9, 10), 7)]
+)
+def test_a_kill_finds_a_checkpoint(saves: tuple[int, ...], step: int, tmp_path: Path) -> None:
+    """Also where each step is saved: the kill comes before the save of its own step."""
+    assert choice(recorded(tmp_path, saves), "killed", Fault("kill")).step == step
+
+
+def test_one_save_at_the_end_is_too_late_for_a_kill(tmp_path: Path) -> None:
+    with pytest.raises(faults.NoFault, match="the first save comes after step 12, which is the last one"):
+        choice(recorded(tmp_path, (12,)), "killed", Fault("kill"))
 
 
 def test_torn_saves_are_the_first_and_a_later_one(tmp_path: Path) -> None:

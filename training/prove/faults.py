@@ -48,6 +48,8 @@ def chosen(start: Start, whole: Path, limit: int) -> Fault:
     if fault.kind == "torn-save":
         return _torn(start, fault, seen)
     if fault.step is None:
+        if fault.kind == "kill" and seen.save_steps()[0] >= seen.last:
+            raise NoFault(f"the first save comes after step {seen.last}, which is the last one")
         fault.step = _between_saves(seen)
     elif fault.step > seen.last:
         raise NoFault(f"the script ends after step {seen.last}, before step {fault.step} of the interruption")
@@ -66,13 +68,17 @@ def _in_one_rank(fault: Fault, seen: Seen) -> Fault:
 
 
 def _between_saves(seen: Seen) -> int:
-    """Return a step with a save before it, work since that save, and at least two steps left."""
+    """Return a step with a save before it, work since that save, and at least two steps left where there are any.
+
+    A rank is interrupted before it can save after that step.
+    """
     saves = seen.save_steps()
-    good = [step for step in range(1, seen.last - 1) if saves and saves[0] < step and step not in saves]
-    if good:
-        later = [step for step in good if step > seen.last // 2]
-        return (later or good)[0]
-    return max(1, min(saves[0] if saves else seen.last // 2, seen.last - 1))
+    after = [step for step in range(1, seen.last + 1) if saves and saves[0] < step]
+    early = [step for step in after if step <= seen.last - 2] or after[:1]
+    good = [step for step in early if step not in saves] or early
+    later = [step for step in good if step > seen.last // 2]
+    found = (later or good)[:1]
+    return found[0] if found else max(1, seen.last // 2)
 
 
 def _torn(start: Start, fault: Fault, seen: Seen) -> Fault:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections import deque
 from pathlib import Path
 
 HEAD_BYTES = 8 << 20
@@ -59,8 +60,8 @@ class Log:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._reader, self.descriptor = os.pipe()
-        self._tail: list[bytes] = []
-        self._left_out = 0
+        self._tail: deque[bytes] = deque()
+        self._held = self._left_out = 0
         self._thread = threading.Thread(target=self._copy, daemon=True)
         self._thread.start()
 
@@ -82,8 +83,11 @@ class Log:
 
     def _keep(self, chunk: bytes) -> None:
         self._tail.append(chunk)
-        while len(self._tail) > TAIL_BYTES // _CHUNK:
-            self._left_out += len(self._tail.pop(0))
+        self._held += len(chunk)
+        while self._held > TAIL_BYTES:
+            first = len(self._tail.popleft())
+            self._held -= first
+            self._left_out += first
 
     def close(self) -> None:
         """Read the rest. Call it when no process of the start is alive."""

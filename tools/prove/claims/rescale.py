@@ -28,6 +28,8 @@ def judge(proof: Proof) -> list[Finding]:
     if size == len(killed.ranks):
         return [unknown(f"the restart has {size} ranks again: the script does not take the launcher's number")]
     done = _done(killed, other)
+    if done == 0 and not killed.saves:
+        return [unknown(f"killed after step {killed.last_step}, before the first save")]
     if done == 0:
         return [failed("starts-anew", "another number of ranks starts anew without a word", before)]
     if done is None:

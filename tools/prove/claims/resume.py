@@ -40,6 +40,8 @@ def judge(proof: Proof) -> list[Finding]:
         text = ", ".join(f"rank {point.rank.rank} after step {point.done}" for point in found[:4])
         return [failed("parameters-differ", "ranks continue at different steps", text)]
     done = places[0]
+    if done == 0 and not killed.saves:
+        return [unknown(f"killed after step {end}, before the first save")]
     if done == 0:
         text = f"killed after step {end}, saved after steps {_saves(killed)}; the first step has the first parameters"
         where = [f"{path} does not lie in what survives a restart" for path in lost_checkpoints(killed)[:1]]

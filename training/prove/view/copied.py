@@ -50,8 +50,12 @@ class Copied:
                 self._before[row.path] = (found.st_size, found.st_mtime_ns)
         self._nodes: list[subprocess.Popen[bytes]] = []
         (state / "tmp").mkdir()
-        for command, variables in commands:
-            self._nodes.append(self._popen(command, variables, records, log))
+        try:
+            for command, variables in commands:
+                self._nodes.append(self._popen(command, variables, records, log))
+        except BaseException:
+            self.kill()
+            raise
 
     def _inside(self, path: str) -> bool:
         return os.path.commonpath([path, self._plan.workdir]) == self._plan.workdir

@@ -90,13 +90,14 @@ class Overlay:
         started: set[int] = set()
         deadline = time.monotonic() + STARTS_WITHIN
         while len(started) < count:
+            ended = self._process.poll() is not None  # asked first: what it told before its end is still to be read
             for row in self._rows(0.1):
                 if "error" in row:
                     self.kill()
                     raise Unavailable(str(row["error"]))
                 if "started" in row:
                     started.add(row["node"])
-            if self._process.poll() is not None and len(started) < count:
+            if ended and len(started) < count:
                 raise Unavailable(f"the launcher of the view ended with {self._process.returncode}")
             if time.monotonic() > deadline:
                 self.kill()

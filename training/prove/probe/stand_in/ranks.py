@@ -91,10 +91,14 @@ def _averaged(torch: Any, function: Any) -> Callable[..., Any]:
         if bound is None or bound.arguments.get("op") != dist.ReduceOp.AVG:
             return function(*args, **kwargs)
         size = dist.get_world_size(bound.arguments.get("group"))
-        values = next(bound.arguments[name] for name in ("input_list", "input", "tensor") if name in bound.arguments)
         with torch.no_grad():
-            for value in values if isinstance(values, (list, tuple)) else [values]:
-                value.div_(size)
+            for name in ("input_list", "input"):  # what a script gives stays as it is
+                if name in bound.arguments:
+                    given = bound.arguments[name]
+                    parts = [one / size for one in given] if isinstance(given, (list, tuple)) else given / size
+                    bound.arguments[name] = parts
+            if "tensor" in bound.arguments:
+                bound.arguments["tensor"].div_(size)
         bound.arguments["op"] = dist.ReduceOp.SUM
         return function(*bound.args, **bound.kwargs)
 
