@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 
 from tests.prove import made
 from tests.prove.parts import ROOT
-from training.prove import faults, records, runner, view, watch
+from training.prove import faults, plan, records, runner, view, watch
 from training.prove.plan import Fault, Plan, Start
 from training.prove.records import Outcome
 
@@ -279,3 +281,38 @@ def test_a_rank_alone_cannot_hang_the_others(tmp_path: Path) -> None:
 def test_a_failure_comes_in_another_rank_than_0(tmp_path: Path) -> None:
     found = choice(recorded(tmp_path, ()), "exception", Fault("exception"))
     assert (found.rank, found.step) == (1, 6)
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("setpriv") or not Path("/usr/bin/python3").exists(),
+    reason="needs root, setpriv and /usr/bin/python3: apt install util-linux python3",
+)
+def test_an_ordinary_user_gets_a_view(tmp_path: Path) -> None:
+    """The runner and a rank as user 65534, on a Python that is not that of this environment."""
+    place = Path(tempfile.mkdtemp(prefix="prove-user-"))
+    try:
+        shutil.copytree(ROOT / "training/prove", place / "training/prove")
+        shutil.copy(FAKE, place / "fake_rank.py")
+        (place / "training/__init__.py").touch()
+        for name in ("work", "out"):
+            (place / name).mkdir()
+        words = ["/usr/bin/python3", str(place / "fake_rank.py")]
+        starts = [Start("whole", [1], words), Start("killed", [5], words, fault=Fault("kill"))]
+        variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
+        made_plan = Plan(starts, str(place / "work"), variables, 30, keep=[str(place / "work/kept")], timeout=60.0)
+        plan_file = place / "plan.json"
+        plan.write(made_plan, plan_file)
+        subprocess.run(["chown", "-R", "65534:65534", str(place)], check=True)
+        main = str(place / "training/prove/__main__.py")
+        done = subprocess.run(
+            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3", "-I", main,
+             str(plan_file), str(place / "out")],
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        seen = {name: records.read_outcome(place / "out" / name) for name in ("whole", "killed")}
+        assert (seen["whole"].exit_code, seen["killed"].ended_by) == (0, "fault")
+        assert list((place / "work").iterdir()) == []
+        assert {(Path(one.path).name, one.kept) for one in seen["whole"].files} == {("step", True), ("scratch", False)}
+    finally:
+        shutil.rmtree(place)
