@@ -1,6 +1,8 @@
 """A loop with accelerate on data of its own."""
 
 import argparse
+import os
+import sys
 
 import torch
 from accelerate import Accelerator
@@ -31,3 +33,5 @@ while step < options.steps:
         if step == options.steps:
             break
 accelerator.end_training()
+sys.stdout.flush()
+os._exit(0)  # torch may abort a process while Python ends: the job would start again from step 1

@@ -78,7 +78,7 @@ def save(directory: Path, step: int, state: dict[str, Any], keep: int = 2) -> No
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--samples", type=int, default=120)
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=1)
