@@ -312,6 +312,41 @@ def test_no_claim_passes_without_what_it_looks_at(claim: str, start: str, kind: 
     assert judge(claim, changed(lambda runs: without(runs[start], kind))).state is not State.PASS
 
 
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(
+    ("claim", "start", "kind"),
+    [
+        ("trains", "whole", Step), ("world", "whole", Step), ("data", "whole", Batch), ("repeatable", "again", Step),
+        ("resume", "resumed", Step), ("resume", "resumed", Batch), ("torn", "torn-later-again", Step),
+    ],
+)  # fmt: skip
+def test_no_claim_passes_without_one_rank(claim: str, start: str, kind: type[Any], number: int) -> None:
+    """Neither where a rank recorded nothing of it, nor where the rank is absent."""
+
+    def blind(runs: Runs) -> None:
+        one = runs[start].ranks[number]
+        one.events = [event for event in one.events if not isinstance(event, kind)]
+
+    assert judge(claim, changed(blind)).state is State.CANNOT_TELL
+    absent = changed(lambda runs: runs[start].ranks.pop(number))
+    assert judge(claim, absent).state is State.CANNOT_TELL
+
+
+@pytest.mark.parametrize(("offset", "findings"), [(made.DONE, []), (0, ["next-batch"])])
+def test_each_micro_batch_of_a_step_is_compared(offset: int, findings: list[str]) -> None:
+    """Two batches a step: after the restart the second one is that of step `offset` + 1 of the training."""
+
+    def accumulated(runs: Runs) -> None:
+        for name, one in runs.items():
+            for each in one.ranks:
+                second = [made.batch(it.step, it.step, each.rank, 2) for it in each.of(Batch)]
+                for it in second:
+                    it.digest, it.indices = f"second {it.step + (offset if name == 'resumed' else 0)}", []
+                each.events += second
+
+    assert judge("resume", changed(accumulated)).details["findings"] == findings
+
+
 def verdict_of(claim: str, state: State) -> Verdict:
     return Verdict(state, "", [], None, {"claim": claim})
 

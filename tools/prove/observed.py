@@ -63,11 +63,11 @@ class Rank:
     def batches(self) -> list[Batch]:
         return self.of(Batch)
 
-    def first_batches(self) -> dict[int, Batch]:
-        """Return the first batch of each step: the key is the number of steps done before it."""
-        found: dict[int, Batch] = {}
+    def all_batches(self) -> dict[int, list[str]]:
+        """Return the digests of the batches of each step: the key is the number of steps done before it."""
+        found: dict[int, list[str]] = {}
         for batch in self.batches:
-            found.setdefault(batch.step, batch)
+            found.setdefault(batch.step, []).append(batch.digest)
         return found
 
     def losses(self) -> dict[int, Loss]:
@@ -152,15 +152,18 @@ class Run:
             return self.outcome.reason or f"the start `{self.name}` was skipped"
         return ""
 
-    def not_injected(self, kind: str, all_ranks: bool = False) -> str:
+    def silent(self, expected: Iterable[int]) -> str:
+        """Return which of some ranks took no step here, or an empty text."""
+        missing = sorted(set(expected) - {rank.rank for rank in self.ranks if rank.steps})
+        ranks = ", ".join(map(str, missing[:8]))
+        return f"no step was seen of rank {ranks} in {TABLE['starts'][self.name]}" if missing else ""
+
+    def not_injected(self, kind: str) -> str:
         """Return why the fault of this start did not happen as planned, or an empty text."""
         missing = self.missing()
         if missing:
             return missing
-        hit = {event.rank for event in self.injected(kind)}
-        if not hit or (all_ranks and hit != {rank.rank for rank in self.ranks}):
-            return f"the fault of the start `{self.name}` did not reach {'each rank' if hit else 'the script'}"
-        return ""
+        return "" if self.injected(kind) else f"the fault of the start `{self.name}` did not reach the script"
 
 
 @dataclass
@@ -242,6 +245,12 @@ def places(batch: Batch) -> list[str]:
 def first_difference(left: dict[int, Any], right: dict[int, Any]) -> int | None:
     """Return the lowest common key whose values differ, or None."""
     return next((key for key in sorted(left.keys() & right.keys()) if left[key] != right[key]), None)
+
+
+def first_other_batch(left: dict[int, list[str]], right: dict[int, list[str]]) -> int | None:
+    """Return the first step in which two ranks read other batches, or None. A step may have been cut short."""
+    common = sorted(left.keys() & right.keys())
+    return next((key for key in common if any(a != b for a, b in zip(left[key], right[key], strict=False))), None)
 
 
 def by_step(rank: Rank, value: Callable[[Step], Any]) -> dict[int, Any]:

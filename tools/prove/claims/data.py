@@ -20,7 +20,7 @@ def judge(proof: Proof) -> list[Finding]:
     run = proof.run("whole")
     blind = run.uncovered("batches")
     readers = [rank for rank in run.ranks if rank.batches]
-    if blind or len(readers) < len(run.ranks):
+    if blind or len(readers) < max(rank.begin.world for rank in run.ranks):
         return [unknown(blind or "no batch of a rank was seen")]
     found, evidence = _ranks(readers, places if at_random(readers) else samples)
     found += [*_order(readers), *_dropout(run), *_workers(run)]

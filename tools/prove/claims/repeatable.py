@@ -2,13 +2,13 @@
 
 from tools.core import output
 from tools.prove.claims import Finding, passed, unknown, warned
-from tools.prove.observed import Proof, Rank, Run, by_step, first_difference
+from tools.prove.observed import Proof, Rank, Run, by_step, first_difference, first_other_batch
 
 
 def judge(proof: Proof) -> list[Finding]:
     """Compare two whole runs, rank by rank and step by step."""
     whole, again = proof.run("whole"), proof.run("again")
-    reason = proof.why_not("again") or ("" if again.trained else "the second run took no step")
+    reason = proof.why_not("again") or again.silent(rank.rank for rank in whole.ranks)
     if reason:
         return [unknown(reason)]
     found = [_unseeded()] if any(end.seeded for end in whole.ends()) else []
@@ -39,8 +39,7 @@ def differs(left: Run, right: Run) -> str:
 
 
 def _where(one: Rank, other: Rank, step: int) -> str:
-    batches = [{key: batch.digest for key, batch in rank.first_batches().items()} for rank in (one, other)]
-    at = first_difference(*batches)
+    at = first_other_batch(one.all_batches(), other.all_batches())
     if at is not None and at < step:
         return f"rank {one.rank} reads another batch in step {at + 1}"
     mine, theirs = (by_step(rank, lambda it: it.tensors).get(step + 1, {}) for rank in (one, other))
@@ -63,5 +62,4 @@ def spread(left: Run, right: Run) -> float:
 def batches_repeat(left: Run, right: Run) -> bool:
     """Return whether two runs read the same batches in the steps that both took."""
     rows = zip(left.ranks, right.ranks, strict=False)
-    pairs = ([{k: b.digest for k, b in rank.first_batches().items()} for rank in pair] for pair in rows)
-    return all(first_difference(*pair) is None for pair in pairs)
+    return all(first_other_batch(one.all_batches(), other.all_batches()) is None for one, other in rows)

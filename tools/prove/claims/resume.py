@@ -6,7 +6,7 @@ from tools.core import output
 from tools.prove.claims import Finding, failed, passed, unknown, warned
 from tools.prove.claims.files import lost_checkpoints
 from tools.prove.claims.repeatable import batches_repeat, differs
-from tools.prove.observed import Proof, Rank, Run, first_difference
+from tools.prove.observed import Proof, Rank, Run, first_other_batch
 from training.prove.records import Step
 
 
@@ -17,7 +17,7 @@ class Point:
     rank: Rank
     done: int
     due: list[Step]
-    batches: dict[int, str]  # by steps done
+    batches: dict[int, list[str]]  # by steps done
 
 
 def judge(proof: Proof) -> list[Finding]:
@@ -29,6 +29,9 @@ def judge(proof: Proof) -> list[Finding]:
     end = killed.last_step
     if not resumed.trained:
         return [never_starts(resumed, f"killed after step {end}")]
+    silent = resumed.silent(rank.rank for rank in whole.ranks)
+    if silent:
+        return [unknown(silent)]
     points = [continued(rank, killed, whole) for rank in resumed.ranks if rank.steps]
     lost = [rank.rank for rank, point in zip(resumed.ranks, points, strict=False) if point is None]
     found = [point for point in points if point]
@@ -84,8 +87,7 @@ def continued(rank: Rank, killed: Run, whole: Run) -> Point | None:
     done = max(same) if same else min(found)
     uninterrupted = next((one for one in whole.ranks if one.rank == rank.rank), None)
     later = [step for step in (uninterrupted.steps if uninterrupted else []) if step.step > len(steps)]
-    batches = uninterrupted.first_batches() if uninterrupted else {}
-    return Point(rank, done, [*steps, *later][done:], {key: batch.digest for key, batch in batches.items()})
+    return Point(rank, done, [*steps, *later][done:], uninterrupted.all_batches() if uninterrupted else {})
 
 
 def _saves(run: Run) -> str:
@@ -124,14 +126,16 @@ def _batches(points: list[Point], whole: Run, killed: Run) -> list[Finding]:
     if not batches_repeat(whole, killed):
         return [unknown("the next batch is not compared: two runs from the start read different batches")]
     for point in points:
-        mine = {key + point.done: batch.digest for key, batch in point.rank.first_batches().items()}
-        at = first_difference(mine, point.batches)
+        mine = {key + point.done: digests for key, digests in point.rank.all_batches().items()}
+        if point.batches and not mine:
+            return [unknown(f"the next batch is not compared: no batch of rank {point.rank.rank} was seen")]
+        at = first_other_batch(mine, point.batches)
         if at is None:
             continue
         if _only_changed_at_random(point, whole, at):
             text = f"rank {point.rank.rank}, step {at + 1}: the same samples with other values"
             return [warned("random-state", "samples are changed with other random numbers", text)]
-        was = next((key + 1 for key, digest in point.batches.items() if digest == mine[at]), None)
+        was = next((key + 1 for key, digests in point.batches.items() if digests == mine[at]), None)
         seen = f"that of step {was}" if was else "one that the uninterrupted run does not read there"
         name = "next-batch" if at == point.done else "later-batches"
         which = "next batch" if at == point.done else "later batches"
@@ -143,10 +147,10 @@ def _batches(points: list[Point], whole: Run, killed: Run) -> list[Finding]:
 
 def _only_changed_at_random(point: Point, whole: Run, at: int) -> bool:
     """Whether the samples are those that are due, as far as their indices are known."""
-    mine = point.rank.first_batches().get(at - point.done)
     rank = next((one for one in whole.ranks if one.rank == point.rank.rank), None)
-    due = rank.first_batches().get(at) if rank else None
-    return bool(mine and due and mine.indices and mine.indices == due.indices)
+    mine = [batch.indices for batch in point.rank.batches if batch.step == at - point.done]
+    due = [batch.indices for batch in rank.batches if batch.step == at] if rank else []
+    return all(mine) and mine == due[: len(mine)]
 
 
 def _end(points: list[Point], whole: Run, killed: Run) -> list[Finding]:

@@ -28,6 +28,9 @@ def _restart(proof: Proof, name: str) -> list[Finding]:
 
 def _place(again: Run, torn: Run, whole: Run, what: str, step: int, first: bool) -> Finding:
     points = [continued(rank, torn, whole) for rank in again.ranks if rank.steps]
+    silent = again.silent(rank.rank for rank in whole.ranks)
+    if silent:
+        return unknown(silent, what)
     if any(point is None for point in points):
         return failed("torn-file-used", "the restart uses a torn checkpoint", what,
                       "its parameters are those of no earlier step")  # fmt: skip

@@ -16,10 +16,12 @@ def judge(proof: Proof) -> list[Finding]:
         return [_no_step(run)]
     findings = [finding for rank in run.ranks for finding in _of_rank(rank)]
     found = [*_ended(run), *_first_of_each(findings)]
-    blind = run.uncovered("optimizer", "gradients")
+    started = max(rank.begin.world for rank in run.ranks)
+    blind = run.uncovered("optimizer", "gradients") or run.silent(range(started))
     if blind and not any(one.name for one in found):
         found.append(unknown(blind))
-    return found or [passed(f"{output.count(run.last_step, 'step')} taken; parameters change, losses are finite")]
+    losses = "losses are finite" if any(rank.of(Loss) for rank in run.ranks) else "no loss was seen"
+    return found or [passed(f"{output.count(run.last_step, 'step')} taken; parameters change, {losses}")]
 
 
 def _no_step(run: Run) -> Finding:
