@@ -395,6 +395,19 @@ def test_a_first_step_without_a_rate_is_told_from_none() -> None:
     assert judge("resume", changed(warm)).details["findings"] == ["starts-anew"]
 
 
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("Traceback (most recent call last):\n  File \"t.py\", line 3, in <module>\n    sys.exit(main())\n"
+         "ModuleNotFoundError: No module named 'x'\n    sys.exit(run())\nChildFailedError: \n", "ModuleNotFoundError"),
+        ("[rank1]: ValueError: no\n[rank1]:     raise RuntimeError\n", "ValueError: no"),
+        ("step 1\nstep 2\n", "step 2"),
+    ],
+)  # fmt: skip
+def test_the_complaint_of_a_log(log: str, said: str) -> None:
+    assert said in Run("whole", None, log=log).complaint()
+
+
 def test_the_stand_in_is_said_in_each_verdict() -> None:
     proof = changed(lambda runs: every(runs["whole"], Begin, stand_in=True))
     for claim in NAMES:

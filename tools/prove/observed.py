@@ -134,8 +134,8 @@ class Run:
 
     def complaint(self) -> str:
         """Return the last line of the log that names an error, else its last line, else an empty text."""
-        lines = [re.sub(r"^\[(?:rank|default)?\d+\]:\s*", "", line).strip() for line in self.log.splitlines()]
-        lines = [line for line in lines if line]
+        lines = [re.sub(r"^\[(?:rank|default)?\d+\]: ?", "", line) for line in self.log.splitlines()]
+        lines = [line.strip() for line in lines if line.strip() and not line.startswith("    ")]  # code of a traceback
         errors = [found[0] for line in lines if not _LAUNCHER.search(line) and (found := _ERROR.search(line))]
         return output.short((errors or lines or [""])[-1], 200)
 

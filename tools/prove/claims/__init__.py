@@ -49,7 +49,8 @@ def judge(name: str, proof: Proof) -> Verdict:
     module = importlib.import_module(f"tools.prove.claims.{name}")
     whole = proof.run("whole")
     reason = not_trained(whole) if name != "trains" else ""
-    findings = [unknown(reason)] if reason else module.judge(proof)
+    said = [f"the log says: {whole.complaint()}"] if reason and whole.complaint() else []
+    findings = [unknown(reason, *said)] if reason else module.judge(proof)
     return verdict(name, findings, whole)
 
 
