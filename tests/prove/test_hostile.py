@@ -256,7 +256,7 @@ UNSEEN = {
     ("name", "reason"),
     [
         ("compiled", "backward ran 4 times, and no optimizer of torch took a step"),
-        ("backward", "an optimizer steps inside backward: its steps cannot be told apart"),
+        ("backward", "an optimizer steps inside backward, where steps are not followed"),
     ],
 )
 def test_an_optimizer_that_is_not_seen_is_unknown(name: str, reason: str, place: Place) -> None:

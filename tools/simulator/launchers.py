@@ -85,7 +85,7 @@ def program(words: Sequence[str]) -> list[str]:
     """Return what a launcher or Python starts, with its arguments: a file first, or `-m` and a module.
 
     Any other command is returned as it is. Raises BadOptions and UnknownOptions where the launcher's own
-    options cannot be told from the program's.
+    options do not differ from the program's in form.
     """
     launcher, rest = kind(words)
     if launcher in ("torchrun", "tune", *MODULES, HYPERPOD):

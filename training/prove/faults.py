@@ -59,7 +59,7 @@ def chosen(start: Start, whole: Path, limit: int) -> Fault:
 def _in_one_rank(fault: Fault, seen: Seen) -> Fault:
     if len(seen.steps) == 1:
         if fault.kind == "hang":
-            raise NoFault("one rank has nobody who waits for it")
+            raise NoFault("no other rank waits for a single one")
         fault.rank = 0
     else:
         fault.rank = fault.rank or 1

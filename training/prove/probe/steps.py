@@ -169,7 +169,7 @@ class Steps:
         return (args[0], followed, *args[2:]), kwargs
 
     def _stepped_inside(self) -> None:
-        self.probe.uncovered("optimizer", "an optimizer steps inside backward: its steps cannot be told apart")
+        self.probe.uncovered("optimizer", "an optimizer steps inside backward, where steps are not followed")
 
     def post(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Hook after each step."""

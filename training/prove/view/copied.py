@@ -150,7 +150,7 @@ class Copied:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes below a process that live, or whose end nobody has read."""
+    """Return the processes below a process that live, or whose end was not read yet."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -109,7 +109,7 @@ class Places:
         """Carry out a function of torch on the CPU."""
         try:
             handler = self._handlers.get(func)
-        except TypeError:  # not hashable: a function of somebody else
+        except TypeError:  # not hashable: a function of other code
             handler = None
         if handler is not None:
             return handler(func, args, kwargs)
