@@ -239,6 +239,8 @@ NEIGHBOURS: dict[str, tuple[str, Callable[[Runs], Any]]] = {
     "a stream that begins anew": ("data", stream),
     "a stream that begins anew in another order": ("data", lambda r: stream(r, turn=False)),
     "another rank that is refused": ("rescale", refused),
+    "a restart that takes more steps than were left": ("rescale", lambda r: r.update(
+        world=run("world", first=5, last=made.STEPS + 6, world=1))),
     "values that change at random": ("rescale", augmented),
     "a first save that was torn": ("torn", lambda r: r.update({"torn-first-again": run("torn-first-again")})),
     "a file in /tmp": ("files", lambda r: outside(r, "/tmp/cache/kernel.so")),

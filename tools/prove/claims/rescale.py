@@ -61,7 +61,9 @@ def _samples(whole: Run, killed: Run, other: Run, done: int, where: str) -> Find
     for rank in whole.ranks:
         for batch in rank.batches:
             (seen if batch.step < done else left).update(named(batch))
-    rows = [row for rank in other.ranks for batch in rank.batches for row in named(batch)]
+    # The restart may take more steps than the uninterrupted run had left: these say nothing.
+    read = sorted((batch.step, batch.number, named(batch)) for rank in other.ranks for batch in rank.batches)
+    rows = [row for _, _, part in read for row in part][: sum(left.values())]
     mine = Counter(rows)
     known = sum((mine & (seen + left)).values())
     if not rows or known < KNOWN * min(len(rows), sum(left.values())):
