@@ -30,11 +30,11 @@ from tools.job.diagnosis import log_patterns, log_topics, signs
 ROOT = Path(__file__).parents[2]
 CALLS = {"compile", "search", "match", "fullmatch", "sub", "subn", "split", "findall", "finditer"}
 RE_CALLS = {f"re.{name}" for name in CALLS}
-FIRST, SHORT, LONG = 2_000, 10_000, 20_000  # characters
-RATIO = 3.0  # of the times at LONG and SHORT: 2 is linear, 4 is quadratic
-NOTICEABLE = 0.015  # CPU seconds at LONG; less is not compared
-HARMLESS = 0.000_15  # CPU seconds at FIRST: even the square of the length is not noticeable at LONG
-LIMIT = 0.25  # CPU seconds for one search
+FIRST, SHORT, LONG = 2_000, 10_000, 40_000  # characters
+RATIO = 8.0  # of the times at LONG and SHORT: 4 is linear, 16 is quadratic
+NOTICEABLE = 0.03  # CPU seconds at LONG; less is not compared
+HARMLESS = 0.000_075  # CPU seconds at FIRST: even the square of the length is not noticeable at LONG
+LIMIT = 0.5  # CPU seconds for one search
 FRAGMENTS = (
     *(" ", "1", "a", ".", "-", ":", "a ", "1 ", "\t", "\n", "'", '"', "\\", '\\"', "/", "=", "{", "["),
     *("|", "é", "(", "a:", "1.1.1.", "( pid=1 ", "nan ", "](", "A_", "sk-", "0123456789abcdef", "1,", ",111"),
@@ -276,7 +276,7 @@ def attacks(tree: Any, before: str = "") -> Iterator[tuple[str, str]]:
 
 
 def cpu(run: Callable[[str], object], text: str) -> float:
-    start = time.process_time()
+    start = time.thread_time()
     signal.setitimer(signal.ITIMER_PROF, LIMIT)
     try:
         run(text)
@@ -284,7 +284,7 @@ def cpu(run: Callable[[str], object], text: str) -> float:
         return 4 * LIMIT
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    return time.process_time() - start
+    return time.thread_time() - start
 
 
 def is_linear(run: Callable[[str], object], before: str, repeated: str) -> bool:
@@ -294,11 +294,12 @@ def is_linear(run: Callable[[str], object], before: str, repeated: str) -> bool:
     first = cpu(run, text(FIRST))
     if first < HARMLESS or first > LIMIT / 5:
         return first < HARMLESS
-    for _ in range(4):  # another process may disturb a measurement, but never make it better
-        long = cpu(run, text(LONG))
-        if long < NOTICEABLE or (long < LIMIT and long < RATIO * cpu(run, text(SHORT))):
-            return True
-    return False
+    # Another process may make a measurement longer, never shorter: the shortest of several is compared.
+    short = min(cpu(run, text(SHORT)) for _ in range(3))
+    return any(
+        long < NOTICEABLE or (long < LIMIT and long < RATIO * short)
+        for long in (cpu(run, text(LONG)) for _ in range(4))
+    )
 
 
 def slow(pattern: re.Pattern[str], methods: set[str]) -> Iterator[str]:

@@ -35,8 +35,9 @@ _LONGEST_STACKS = 1 << 20  # bytes
 # Stack frames of a thread that only waits, for other ranks or for the device. A test holds the trainer's own
 # paths against its modules.
 _WAITS = re.compile(
-    r"/torch/distributed/|/torch/autograd/graph\.py.* in _engine_run_backward|/torch/cuda/.* in synchronize|"
-    r"/training/(?:trainer/metrics\.py|device)|/training/trainer/loop\.py.* in evaluate"
+    r"/torch/distributed/|/torch/autograd/graph\.py, line \d{1,9} in _engine_run_backward|"
+    r"/torch/cuda/[a-z_]{1,40}\.py, line \d{1,9} in synchronize|"
+    r"/training/(?:trainer/metrics\.py|device)|/training/trainer/loop\.py, line \d{1,9} in evaluate"
 )
 
 
