@@ -1,29 +1,4 @@
-"""Prove that a training script trains on all its ranks and comes back after failures.
-
-The command is started several times on this machine, unchanged: whole, twice, killed, killed in the middle of a
-save, with SIGTERM, with an exception and a hang in one rank, and with another number of ranks. A probe in each
-rank compares what the runs do. It takes a few minutes for a small script, with --only one claim about a minute.
-
-COMMAND is what you would type: yard prove -- torchrun --nproc-per-node 2 train.py --epochs 1. A CELL or the job
-of a file starts with its own command, variables and volumes, as with `yard run`.
-
-The script runs with your rights: run only code that you trust. It sees your files and cannot change them: each
-run writes to a copy-on-write view, and the next one finds what lies in --keep. Where the machine allows no such
-view, the script runs on a copy of what git does not ignore, and a Python `open` for writing elsewhere ends the
-proof; writers in C++ are not stopped. The processes have loopback only, unless --network is given, and of your
-environment only PATH, HOME, the language, and what names caches, libraries and devices.
-
-\b
-Examples:
-  yard prove -- torchrun --nproc-per-node 2 train.py --epochs 1
-  yard prove --only resume --keep checkpoints -- torchrun --nproc-per-node 2 train.py
-  yard prove --nproc 2 --steps 12 -- python train.py
-  yard prove cpu/llama-tiny --nodes 1
-  yard prove -f job.yaml --yes --report proof.html
-
-\b
-Exit codes: 0 no FAIL, 1 a FAIL (with --strict also a WARN), 2 bad input, 3 a claim of 1 to 3 or 5 is CANNOT TELL.
-"""
+"""Prove that a training script trains on all its ranks and comes back after failures."""
 
 import json
 import shutil
@@ -51,7 +26,7 @@ from tools.prove.trials import Options, Subject
 PROOF = "proof"
 
 
-@click.command(help=__doc__, short_help="prove that a training script trains and comes back")
+@click.command()
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[CELL | -- COMMAND ...]")
 @click.option("-f", "--file", metavar="FILE", help="Prove the job of FILE (- for standard input).")
 @_knobs.options

@@ -1,15 +1,4 @@
-"""Check whether N instances of a type can be started: zone, subnet addresses, quota, reservation, permission.
-
-\b
-Examples:
-  yard cluster capacity p5.48xlarge 4 --region us-west-2
-  yard cluster capacity g5.8xlarge 8 --cluster gpu --zone us-west-2a
-  yard cluster capacity g5.8xlarge 8 --spot
-
-\b
-Exit codes: 0 reserved and free, 1 a check failed, 2 unknown type or cluster, 3 unknown: no known obstacle,
-or AWS did not answer or denied access.
-"""
+"""Check whether N instances of a type can be started: zone, subnet addresses, quota, reservation, permission."""
 
 import click
 
@@ -21,7 +10,7 @@ from tools.core import output, repo
 from tools.facts.instances import instance
 
 
-@click.command(help=__doc__)
+@click.command()
 @click.argument("kind", metavar="TYPE")
 @click.argument("count", metavar="N", type=click.IntRange(1, 10_000))
 @click.option("--zone", metavar="NAME", help="Only in this zone.")

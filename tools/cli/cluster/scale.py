@@ -1,14 +1,4 @@
-"""Set the number of nodes of a node group, within the limits of cluster.env.
-
-\b
-Examples:
-  yard cluster scale gpu g5 4 --dry-run
-  yard cluster scale gpu g5 0
-
-\b
-Exit codes: 0 success, 1 with --dry-run: a change is needed, 2 no such group, or outside the limits,
-3 AWS did not answer or denied access.
-"""
+"""Set the number of nodes of a node group, within the limits of cluster.env."""
 
 import click
 
@@ -21,7 +11,7 @@ from tools.core.errors import UserError
 from tools.core.repo import did_you_mean
 
 
-@click.command(help=__doc__)
+@click.command()
 @_options.cluster_and_account
 @click.argument("group")
 @click.argument("count", type=click.IntRange(0, 9999))

@@ -1,18 +1,4 @@
-"""List the jobs of a namespace or of all namespaces: kind, state, pods, age and UID.
-
-The kinds are PyTorchJob, TrainJob, HyperPodPyTorchJob, Volcano's Job, JobSet, and batch Jobs that start a
-training, also inside an AppWrapper. A job that is a part of another one is not listed, such as the JobSet of
-a TrainJob. The state of a job whose kind is not read, such as a RayJob, is CANNOT TELL.
-
-\b
-Examples:
-  yard job list
-  yard job list -A
-  yard job list -n team-a --json
-
-\b
-Exit codes: 0 listed, also if there is no job, 3 the cluster or a kind could not be read.
-"""
+"""List the jobs of a namespace or of all namespaces: kind, state, pods, age and UID."""
 
 from datetime import UTC, datetime
 
@@ -28,7 +14,7 @@ from tools.kube.kubectl import CANNOT_SEE, Kubectl
 from tools.kube.manifests import Object
 
 
-@click.command(name="list", help=__doc__, short_help="the jobs of a namespace")
+@click.command()
 @_options.cluster
 @click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="List the jobs of all namespaces.")
 @_options.as_json
