@@ -125,9 +125,20 @@ def test_a_value_of_a_wrong_type_hides_no_other_fault() -> None:
     checked = evaluate(manifests)
     assert [rule for rule, _ in failures(checked)] == ["types", "wiring", "devices-fit"]
     assert checked.unjudged == {}
-    container["command"] = "torchrun a.py"
+    container["env"] = [{"name": "SEED", "value": [1]}]  # has no form that is right
+    assert [rule for rule, _ in failures(evaluate(manifests))] == ["types", "wiring", "devices-fit"]
+    del container["name"]
+    named = ["types", "types", "admission", "wiring", "devices-fit"]
+    assert [rule for rule, _ in failures(evaluate(manifests))] == named
+    container |= {"name": "pytorch", "env": [], "command": "torchrun a.py"}
     checked = evaluate(manifests)
-    assert [rule for rule, _ in failures(checked)] == ["types", "types", "devices-fit"]
+    assert [rule for rule, _ in failures(checked)] == ["types", "devices-fit"]
+
+
+def test_a_template_text_in_place_of_a_number_is_not_a_wrong_type() -> None:
+    manifests = read(CORPUS / "good" / "worker-only-c10d.yaml")
+    manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = "$NODES"
+    assert failures(evaluate(manifests)) == [("template-left", "$NODES is not filled in")]
 
 
 def test_cells_are_clean(cells: list[Manifests]) -> None:

@@ -439,6 +439,22 @@ def test_a_job_that_starts_a_launcher_trains(command: list[str], volumes: list[O
     assert of([job, scripts]).trains is trains
 
 
+@pytest.mark.parametrize(
+    ("command", "state"),
+    [
+        (["make", "train"], State.CANNOT_TELL),
+        (["xargs", "-a", "/hosts", "python", "a.py"], State.CANNOT_TELL),
+        (["python", "-u", "-c", "import os; os.system('torchrun a.py')"], State.CANNOT_TELL),
+        (["sh", "-c", "nvidia-smi; sleep infinity"], None),
+    ],
+)
+def test_a_program_that_may_train_is_never_passed_over(command: list[str], state: State | None) -> None:
+    job = made("batch/v1", "Job", {"parallelism": 2, "completions": 2, "template": template(command)})
+    workload = of([job])
+    verdict = wiring.analyse(workload).verdict if workload.trains else wiring.unseen(workload)
+    assert (verdict.state if verdict else None) is state
+
+
 WRONG: tuple[Any, ...] = (5, "x", True, [], [5], {}, {"a": 5}, [[]], [{}], [None])
 
 

@@ -102,6 +102,19 @@ def test_a_trials_placeholders_are_not_template_text() -> None:
     assert unnamed.pods()[0].container["command"][-2] == "--lr=${trialParameters.my-lr}"
 
 
+@pytest.mark.parametrize("text", [None, "", "kind: [", "- a", "kind: 1\napiVersion: v1"])
+def test_a_trial_in_a_config_map_is_opened_or_unknown(text: str | None) -> None:
+    (job,) = bed("PyTorchJob")
+    search = experiment(job)
+    trial = search["spec"]["trialTemplate"].pop("trialSpec")
+    search["spec"]["trialTemplate"]["configMap"] = {"configMapName": "trials", "templatePath": "a.yaml"}
+    trials = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "trials"}}
+    found = kinds.find(Manifests("here", [search, {**trials, "data": {"a.yaml": yaml.safe_dump(trial)}}]))
+    assert [one.prefix for one in found.workloads] == ["spec.trialTemplate.configMap."]
+    found = kinds.find(Manifests("here", [search, {**trials, "data": {} if text is None else {"a.yaml": text}}]))
+    assert (found.workloads, [one.path for one in found.unknown]) == ([], ["spec.trialTemplate"])
+
+
 def test_the_items_of_a_list_are_judged() -> None:
     text = yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [*bed("JobSet"), app_wrapper(*bed("Volcano"))]})
     found = kinds.find(parse(text, "list"))

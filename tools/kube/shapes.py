@@ -12,6 +12,7 @@ from typing import Any
 from tools.core.output import short
 from tools.core.tables import load
 
+CONTAINER = re.compile(r"ontainers\[[0-9]+\]$")
 VALUE = 60  # characters of a value in a message
 
 
@@ -126,6 +127,8 @@ def _well_typed_mapping(value: dict[str, Any], shape: dict[str, Any], path: str,
     for name, (inner, required) in named.items():
         if value.get(name) is not None:
             result[name] = _well_typed(value[name], inner, f"{path}.{name}", lost)
+        if result.get(name) is None and name == "name" and CONTAINER.search(path):
+            result[name] = "unnamed"
         if result.get(name) is None and required:
             lost.append(f"{path}.{name}".lstrip("."))
         if result.get(name) is _LOST or (result.get(name) is None and required):

@@ -1,6 +1,7 @@
 """What the rules check: the objects of a manifest, their pods, jobs and instance types."""
 
 import functools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -31,6 +32,11 @@ GROUPS = {
 }
 INSTANCE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
 NEURON_CORE, NEURON_DEVICE = f"{NEURON}core", f"{NEURON}device"
+# Values that do not decide how the pods meet, if one of them is of a wrong type.
+ASIDE = re.compile(
+    r"\.(env\[|envFrom|volumes|volumeMounts|tolerations|affinity|nodeSelector|ports|labels|annotations"
+    r"|securityContext|resources|imagePullSecrets|terminationGracePeriodSeconds|lifecycle|readinessProbe)"
+)
 ACCELERATORS = (NVIDIA, NEURON, NEURON_CORE, NEURON_DEVICE)
 
 
@@ -236,7 +242,7 @@ def subject(manifests: Manifests, given: Given | None = None) -> Subject:
     for workload in jobs.values():
         if not workload.served or workload.misshapen:
             continue
-        incomplete = bool(lost.get(id(workload.item)))
+        incomplete = any(not ASIDE.search(path) for path in lost.get(id(workload.item), ()))
         result.workloads += [] if incomplete else [workload]
         if workload.trains:
             templates = result.templates_of(workload.item)

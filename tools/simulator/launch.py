@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 
 from tools.simulator import launchers, script
 from tools.simulator.expansion import MARK, Scope
-from tools.simulator.prefixes import AGENT, ENTRYPOINTS, PYTHON, TABLE
+from tools.simulator.prefixes import AGENT, ENTRYPOINTS, PYTHON, TABLE, python_module
 from tools.simulator.script import Outcome
 from tools.simulator.shell import SHELLS
 from tools.simulator.shell_run import Started
@@ -145,7 +145,7 @@ def _is_file(outcome: Outcome, index: int) -> bool:
 def _is_code(outcome: Outcome, index: int) -> bool:
     """Return whether a program is `python -c`, which mostly asks for a value, but may be the training."""
     words = outcome.programs[index].words
-    return bool(PYTHON.fullmatch(PurePosixPath(words[0]).name)) and "-c" in words[1:3]
+    return bool(PYTHON.fullmatch(PurePosixPath(words[0]).name)) and python_module(words[1:])[1][:1] == ["-c"]
 
 
 def _nothing(outcome: Outcome) -> str:

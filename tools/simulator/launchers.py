@@ -39,11 +39,10 @@ def kind(words: Sequence[str]) -> tuple[str, list[str]]:
         return ("python", list(words)) if name.endswith(".py") else ("", rest)
     module, behind = python_module(rest)
     if module is None:
-        program = next((index for index, word in enumerate(rest) if not word.startswith("-")), None)
-        named = PurePosixPath(rest[program]).name if program is not None else ""
-        if program is not None and named in ("torchrun", "deepspeed", "accelerate", HYPERPOD):
-            return kind([named, *rest[program + 1 :]])
-        harmless = not rest or rest[0] in ("-c", "-V", "--version") or named == "setup.py"
+        named = PurePosixPath(behind[0]).name if behind else ""
+        if named in ("torchrun", "deepspeed", "accelerate", HYPERPOD):
+            return kind([named, *behind[1:]])
+        harmless = named in ("", "-c", "setup.py")  # also --version: nothing is behind the options
         return ("" if harmless else "python"), rest
     if module in MODULES:
         return module, behind

@@ -61,7 +61,8 @@ def among(parts: list[Part], source: str, version: str = "") -> Found:
     every = Manifests(source, [part.item for part in parts])
     jobs = [(part, _kind(part.item)) for part in parts]
     workloads = [kind(part.item, part.wrapper, part.prefix, every, version) for part, kind in jobs if kind]
-    unknown = [one for part, kind in jobs if not kind and (one := _unknown(part, every))]
+    holders = {part.wrapper for part in parts}
+    unknown = [one for part, kind in jobs if not kind and (one := _unknown(part, every, holders))]
     return Found(workloads, unknown, parts)
 
 
@@ -95,7 +96,7 @@ def _group(item: Object) -> str:
     return str(item.get("apiVersion")).rpartition("/")[0]
 
 
-def _unknown(part: Part, every: Manifests) -> Unknown | None:
+def _unknown(part: Part, every: Manifests, holders: set[str]) -> Unknown | None:
     """Return an object that runs pods and is not modelled, None for any other."""
     item, group = part.item, _group(part.item)
     path = native_path(item)
@@ -103,7 +104,11 @@ def _unknown(part: Part, every: Manifests) -> Unknown | None:
         started = _starts(item, path, every)
         reason = f"a {item.get('kind')} starts a distributed training: its wiring is not judged"
         return Unknown(item, ".".join(path), reason, part.wrapper, part.prefix) if started else None
-    if group in _TABLE["patterns"] or wrappers.shape_of(item) is not None:
+    if wrappers.shape_of(item) is not None:
+        empty = item.get("kind") == "Experiment" and f"Experiment/{name_of(item)}" not in holders and not part.faults
+        reason = "the trial of this Experiment is in a ConfigMap that the file does not have"
+        return Unknown(item, "spec.trialTemplate", reason, part.wrapper, part.prefix) if empty else None
+    if group in _TABLE["patterns"]:
         return None
     if group == TRAINER_GROUP and item.get("kind") in _TABLE["quiet"]:
         used = any(f"{item['kind']}/{name_of(item)}" == _runtime(one) for one in every.of_kind("TrainJob"))

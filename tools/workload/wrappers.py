@@ -6,13 +6,15 @@ placeholders in the text of the trial, and sets name and namespace). `List` is o
 tools/kube/manifests.py.
 """
 
+import contextlib
 import copy
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tools.kube.manifests import MOST_PODS, Object, counts, name_of
+from tools.core.errors import UserError
+from tools.kube.manifests import MOST_PODS, Object, counts, documents, name_of
 from tools.kube.shapes import WRAPPERS, Misshape, misshapes
 
 DEEPEST = 4  # wrappers in wrappers
@@ -48,16 +50,18 @@ def shape_of(item: Object) -> Object | None:
 
 def opened(items: list[Object]) -> list[Part]:
     """Return all objects, each wrapper before what it holds. A wrapper stands without its inner objects."""
-    return [part for item in items for part in _opened(Part(item, item), 0)]
+    texts = ((name_of(item), item.get("data")) for item in items if item.get("kind") == "ConfigMap")
+    maps = {name: data for name, data in texts if isinstance(data, dict)}
+    return [part for item in items for part in _opened(Part(item, item), maps, 0)]
 
 
-def _opened(part: Part, depth: int) -> Iterator[Part]:
+def _opened(part: Part, maps: Object, depth: int) -> Iterator[Part]:
     shape = shape_of(part.item)
     if shape is None:
         yield part
         return
     faults = tuple(misshapes(part.item, shape, ""))
-    inner = [] if faults or depth >= DEEPEST else list(_inner(part.item))
+    inner = [] if faults or depth >= DEEPEST else list(_inner(part.item, maps))
     faults += tuple(
         Misshape(f"{path}.{name}", value, f"at most {MOST_PODS}")
         for path, item in inner
@@ -70,10 +74,10 @@ def _opened(part: Part, depth: int) -> Iterator[Part]:
     yield replace(part, item=_shell(part.item))
     title = part.wrapper or f"{part.item['kind']}/{name_of(part.item)}"
     for path, item in inner:
-        yield from _opened(Part(item, item, title, f"{part.prefix}{path}."), depth + 1)
+        yield from _opened(Part(item, item, title, f"{part.prefix}{path}."), maps, depth + 1)
 
 
-def _inner(item: Object) -> Iterator[tuple[str, Object]]:
+def _inner(item: Object, maps: Object) -> Iterator[tuple[str, Object]]:
     """Yield the objects that a wrapper of the right shape holds, each with its path."""
     spec = item["spec"]
     if item["kind"] == "AppWrapper":
@@ -81,11 +85,27 @@ def _inner(item: Object) -> Iterator[tuple[str, Object]]:
             yield f"spec.components[{index}].template", _named(one["template"], item, name_of(item))
     elif item["kind"] == "Trial":
         yield "spec.runSpec", _named(spec["runSpec"], item, name_of(item))
-    elif spec["trialTemplate"].get("trialSpec"):
+    elif (trial_spec := _trial_spec(spec["trialTemplate"], maps)) is not None:
         trial = f"{name_of(item)}-00000000"  # Katib appends eight characters
         values = _values(spec, trial, item)
-        filled = _filled(spec["trialTemplate"]["trialSpec"], lambda found: values.get(found[1], found[0]))
-        yield "spec.trialTemplate.trialSpec", _named(filled, item, trial, always=True)
+        filled = _filled(trial_spec, lambda found: values.get(found[1], found[0]))
+        place = "trialSpec" if "trialSpec" in spec["trialTemplate"] else "configMap"
+        yield f"spec.trialTemplate.{place}", _named(filled, item, trial, always=True)
+
+
+def _trial_spec(template: Object, maps: Object) -> Object | None:
+    """Return the trial of an Experiment, which may be a text in a ConfigMap; None if the file does not have it."""
+    if template.get("trialSpec"):
+        written: Object = template["trialSpec"]
+        return written
+    source = template.get("configMap") or {}
+    text = (maps.get(source.get("configMapName")) or {}).get(source.get("templatePath"))
+    with contextlib.suppress(UserError):
+        found = documents(text, "") if isinstance(text, str) else []
+        if found and not any(misshapes(found[0], WRAPPERS["Trial"]["spec!"]["runSpec!"], "")):
+            trial: Object = found[0]
+            return trial
+    return None
 
 
 def _named(inner: Object, outer: Object, name: str, always: bool = False) -> Object:

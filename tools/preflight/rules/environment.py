@@ -134,6 +134,11 @@ def _from_maps(subject: Subject, template: Template, container: Object) -> tuple
 
 @rule("template-left")
 def template_left(subject: Subject) -> Iterator[Verdict]:
+    for item, fault in subject.misshapen:  # such as `replicas: $NODES`
+        match = FIELD_MARK.search(str(fault.value))
+        if match and KATIB not in str(fault.value):
+            place = Place(title(item), fault.path, fault.value)
+            yield bad(place, f"{match[0]} is not filled in", "render the manifest before it is applied")
     for item in subject.objects:
         if str(item.get("apiVersion")).startswith("argoproj.io/"):
             continue

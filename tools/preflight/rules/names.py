@@ -116,11 +116,8 @@ def local_image(subject: Subject) -> Iterator[Verdict]:
             image = str(container.get("image") or "")
             if is_local(image):
                 place = Place(template.object, f"{path}.image", image)
-                yield bad(
-                    place,
-                    f"{image.partition('/')[0]} is another machine on each node",
-                    "a registry of the cluster",
-                )
+                summary = f"{image.partition('/')[0]} is another machine on each node"
+                yield bad(place, summary, "push it to a registry of the cluster, and give --image")
 
 
 def _moves(tag: str) -> bool:

@@ -72,7 +72,7 @@ def wiring(subject: Subject) -> Iterator[Verdict]:
 def elastic_bounds(subject: Subject) -> Iterator[Verdict]:
     for job in subject.operator_jobs():
         bounds = _bounds(job)
-        if bounds is None:
+        if bounds is None or job.analysis is None:
             continue
         low, high, count = *bounds, _count(job)
         place = Place(job.object, "spec.elasticPolicy", f"min {low}, replicas {count}, max {high}")
