@@ -141,6 +141,32 @@ def test_a_template_text_in_place_of_a_number_is_not_a_wrong_type() -> None:
     assert failures(evaluate(manifests)) == [("template-left", "$NODES is not filled in")]
 
 
+SCRIPTED = ["bash", "-c", "export GLOO_SOCKET_IFNAME=lo OUT=/scratch/a\nexec torchrun /a.py \\\n --output_dir $OUT"]
+SCRATCH = {"name": "TMPDIR", "value": "/fsx"}
+READ_ONLY = {"securityContext": {"readOnlyRootFilesystem": True}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "rules_"),
+    [
+        ({"command": ["torchrun", "/a.py", "trainer.default_local_dir=/scratch/a"]}, ["checkpoint-shared"]),
+        ({"command": ["torchrun", "/a.py", "--job.dump_folder", "/out"]}, ["checkpoint-shared"]),
+        ({"command": SCRIPTED}, ["checkpoint-shared", "loopback"]),
+        ({"command": ["torchrun", "/a.py", "--data=<BUCKET_NAME>/a"]}, ["template-left"]),
+        ({"image": "registry.example.com/t:{TAG}"}, ["template-left"]),
+        ({"image": "__REGISTRY__/t:1"}, ["template-left"]),
+        ({"image": "YOUR_ACCOUNT/t:1"}, ["template-left"]),
+        ({**READ_ONLY, "env": [SCRATCH, {"name": "TORCH_EXTENSIONS_DIR", "value": "/c"}]}, ["read-only-root"]),
+        ({**READ_ONLY, "env": [SCRATCH, {"name": "A_CACHE", "value": "/c"}]}, ["read-only-root"]),
+    ],
+)
+def test_a_fault_in_the_trainers_container_is_named(changes: dict[str, Any], rules_: list[str]) -> None:
+    manifests = read(CORPUS / "good" / "worker-only-c10d.yaml")
+    worker = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    worker["containers"][0].update({**changes, **({"args": []} if "command" in changes else {})})
+    assert reported(evaluate(manifests)) == set(rules_)
+
+
 def test_cells_are_clean(cells: list[Manifests]) -> None:
     assert len(cells) > 40
     for cell in cells:

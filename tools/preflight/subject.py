@@ -15,7 +15,8 @@ from tools.kube.quantity import pod_requests
 from tools.kube.selectors import node_terms
 from tools.kube.shapes import JOBS, META, OBJECTS, TEMPLATE, Misshape, misshapes, well_typed
 from tools.simulator import wiring
-from tools.simulator.node import Given
+from tools.simulator.command_line import literals, words
+from tools.simulator.node import Given, Node
 from tools.simulator.wiring import Analysis
 from tools.workload import kinds
 from tools.workload.kinds import Unknown
@@ -196,6 +197,19 @@ class Subject:
 
     def job_of(self, template: Template) -> Job | None:
         return next((job for job in self.jobs if job.item is template.item), None)
+
+    def node_of(self, template: Template) -> Node | None:
+        """Return the first pod of a training template in the rendezvous, None if it is not known."""
+        job = self.job_of(template)
+        nodes = job.analysis.nodes if job and job.analysis else []
+        return next((node for node in nodes if node.pod.role == template.role.lower()), None)
+
+    def started(self, template: Template) -> tuple[list[str], dict[str, str]]:
+        """Return the words of a training template's launcher and its variables, with those that a script sets."""
+        container, node = template.trainer()[1], self.node_of(template)
+        if node is None:
+            return words(container), literals(container)
+        return node.launch.words, {**literals(container), **node.launch.environment}
 
     def located(self, verdict: Verdict) -> Verdict:
         """Return a verdict on an object inside a wrapper with the wrapper and the path in it."""

@@ -53,12 +53,16 @@ def words(container: Object) -> list[str]:
 
 
 def option(given: Sequence[str], names: Sequence[str]) -> tuple[str, str] | None:
-    """Return the last of the options `names` (without dashes) and its value. In names, - and _ are equal."""
+    """Return the last of the options `names` (without dashes) and its value. In names, - and _ are equal.
+
+    An option may stand in a section, as in `--trainer.save-dir` or Hydra's `trainer.save_dir=...`.
+    """
     wanted = {name.replace("_", "-") for name in names}
     found = None
     for index, word in enumerate(given):
         key, separator, value = word.partition("=")
-        if not key.startswith("-") or key.lstrip("-").replace("_", "-") not in wanted:
+        name = key.lstrip("-+").rpartition(".")[2].replace("_", "-")
+        if name not in wanted or not (separator or key.startswith("-")):
             continue
         following = given[index + 1] if index + 1 < len(given) else ""
         if separator or not following.startswith("-"):

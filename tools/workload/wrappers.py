@@ -99,7 +99,7 @@ def _trial_spec(template: Object, maps: Object) -> Object | None:
         written: Object = template["trialSpec"]
         return written
     source = template.get("configMap") or {}
-    text = (maps.get(source.get("configMapName")) or {}).get(source.get("templatePath"))
+    text = (maps.get(str(source.get("configMapName"))) or {}).get(source.get("templatePath"))
     with contextlib.suppress(UserError):
         found = documents(text, "") if isinstance(text, str) else []
         if found and not any(misshapes(found[0], WRAPPERS["Trial"]["spec!"]["runSpec!"], "")):

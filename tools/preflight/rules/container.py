@@ -11,9 +11,8 @@ from tools.preflight.subject import Subject, Template
 from tools.simulator.command_line import literals
 
 TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")  # where Python looks for a temporary directory, after TMPDIR
-CACHES = (
-    *("HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "MPLCONFIGDIR"),
-    *("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "NEURON_COMPILE_CACHE_URL", "WANDB_DIR"),
+CACHES = re.compile(
+    r"HOME|XDG_\w+_HOME|HF_HOME|TORCH_HOME|TRITON_HOME|MPLCONFIGDIR|WANDB_DIR|TORCH_EXTENSIONS_DIR|\w*CACHE\w*"
 )
 # Variables that move the caches out of the home directory.
 HOMES = ("HOME", "XDG_CACHE_HOME", "HF_HOME")
@@ -65,9 +64,8 @@ def read_only_root(subject: Subject) -> Iterator[Verdict]:
         if not any(one and _writable(template, container, one) for one in temporary):
             yield bad(place, "no directory for temporary files is writable", "an emptyDir at /tmp")
             continue
-        wrong = [
-            name for name in CACHES if _is_path(values.get(name)) and not _writable(template, container, values[name])
-        ]
+        paths = [name for name, value in values.items() if CACHES.fullmatch(name) and value.startswith("/")]
+        wrong = [name for name in paths if not _writable(template, container, values[name])]
         for name in wrong:
             summary = f"{name} is {values[name]}, which is not on a writable volume"
             yield bad(place, summary, f"mount an emptyDir there, or set {name} to a path on one")
@@ -77,10 +75,6 @@ def read_only_root(subject: Subject) -> Iterator[Verdict]:
             yield good(place, "temporary files and caches are on writable volumes")
         else:
             yield doubtful(place, "caches in the image's home directory cannot be written", "HOME on an emptyDir")
-
-
-def _is_path(value: str | None) -> bool:
-    return bool(value) and str(value).startswith("/")
 
 
 def _writable(template: Template, container: Object, directory: str) -> bool:

@@ -22,6 +22,11 @@ def enums(subject: Subject) -> Iterator[Verdict]:
             summary = f"{given} is not one of {', '.join(filter(None, allowed))}"
             verdict = doubtful if path.endswith("cleanPodPolicy") else bad
             yield verdict(place, summary, "correct the value")
+    for template in subject.templates:
+        for index, one in enumerate(template.spec.get("tolerations") or []):
+            if one.get("operator") == "Exists" and one.get("value"):
+                place = Place(template.object, f"{template.spec_path}.tolerations[{index}].value", one["value"])
+                yield bad(place, "a toleration with operator Exists has no value", "remove the value, or use Equal")
 
 
 RESTART = ("Always", "OnFailure", "Never")

@@ -19,10 +19,17 @@ BLANK_MARK = r"<(?!(?:s|pad|unk|mask|eos|bos|cls|sep)>)[A-Za-z][\w .:/-]{1,60}>"
 HELM_MARK = r"\{\{-?[ \t]*[.$][^{}\n]*+\}\}"
 # A variable can hold the template of a chat, such as {{ messages }}.
 ENV_MARK = re.compile(f"(?<![$\\\\]){NAME_MARK}|{HELM_MARK}|{BLANK_MARK}")
-FIELD_MARK = re.compile(f"(?<![$\\\\]){NAME_MARK}|{ENGINE_MARK}|{BLANK_MARK}")
+# What is written by hand in place of a value: {TAG}, @@TAG@@, %TAG%, __TAG__, YOUR_ACCOUNT.
+HAND_MARK = (
+    r"\{[A-Z][A-Z0-9_]*+\}|@@\w++@@|%[A-Z][A-Z0-9_]*+%|\b__[A-Z][A-Z0-9_]*?__\b|\b(?:YOUR|MY|INSERT)[-_][A-Z][\w-]*+"
+)
+FIELD_MARK = re.compile(f"(?<![$\\\\]){NAME_MARK}|{ENGINE_MARK}|{BLANK_MARK}|{HAND_MARK}")
 OBJECT_MARK = re.compile(rf"\$\{{[A-Za-z_][^{{}}]*+\}}|{ENGINE_MARK}")
 WORD_MARK = re.compile(f"{NAME_MARK}|{ENGINE_MARK}")
-SCRIPT_MARK = re.compile(r"\{\{[ \t]*+[.$]?[A-Za-z_][\w.]*+[ \t]*+\}\}|<(?:your|my|insert)[-_ ][\w -]{1,60}>", re.I)
+UPPER_MARK = r"(?-i:<[A-Z]+[-_][A-Z0-9_-]{1,60}>)"  # <BUCKET_NAME>
+SCRIPT_MARK = re.compile(
+    rf"\{{\{{[ \t]*+[.$]?[A-Za-z_][\w.]*+[ \t]*+\}}\}}|<(?:your|my|insert)[-_ ][\w -]{{1,60}}>|{UPPER_MARK}", re.I
+)
 KATIB = "${trialParameters."  # Katib fills it in for each trial
 ENVIRONMENT_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
@@ -149,6 +156,8 @@ def template_left(subject: Subject) -> Iterator[Verdict]:
         for path, text in texts(item, FREE_TEXT):
             mark = _mark(path, text in literal, bool(templates))
             match = mark.search(text)
+            if match is None and WORD_PATH.search(path):
+                mark, match = SCRIPT_MARK, SCRIPT_MARK.search(text)
             if match is None or KATIB in text:
                 continue
             left = True
@@ -210,8 +219,8 @@ def _miscased(value: str, right: str | None) -> bool:
 @rule("loopback")
 def loopback(subject: Subject) -> Iterator[Verdict]:
     for template in subject.training():
-        path, container = template.trainer()
-        for name, value in literals(container).items():
+        path = template.trainer()[0]
+        for name, value in subject.started(template)[1].items():
             if name not in INTERFACES or template.nodes < 2:
                 continue
             place = Place(template.object, f"{path}.env[{name}]", value)

@@ -253,11 +253,9 @@ def _shell_launches(subject: Subject) -> Iterator[tuple[Template, Place, Launch]
         text = script(container)
         if text is None:
             continue
-        job = subject.job_of(template)
-        nodes = job.analysis.nodes if job and job.analysis else []
-        known = next((node.launch for node in nodes if node.pod.role == template.role.lower()), None)
+        node = subject.node_of(template)
         try:
-            found = known or launch.read(command(container), literals(container))
+            found = node.launch if node else launch.read(command(container), literals(container))
         except BadOptions:
             continue  # the rule `wiring` names them
         yield template, Place(template.object, f"{path}.command", text), found

@@ -239,9 +239,8 @@ def _device_names(template: Template) -> set[str]:
 @rule("processes")
 def processes(subject: Subject) -> Iterator[Verdict]:
     for job in subject.jobs:
-        nodes = job.analysis.nodes if job.analysis else []
         for template in job.templates:
-            node = next((one for one in nodes if one.pod.role == template.role.lower()), None)
+            node = subject.node_of(template)
             devices = _devices_for_processes(template)
             if node is None or node.processes is None or devices is None or node.launch.torchrun is None:
                 continue

@@ -1,7 +1,7 @@
 """Rules on checkpoints: where they are saved, how often, and whether there is time to save one."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from tools.core.verdict import Verdict, bad, doubtful, good
@@ -14,6 +14,7 @@ from tools.simulator.command_line import command, literals, number, option, scri
 SAVE = (
     *("checkpoint-dir", "checkpoint-path", "checkpoints-dir", "ckpt-dir", "ckpt-path", "checkpoint-folder"),
     *("save-dir", "save-folder", "save-path", "save", "output-dir", "checkpoint-file", "ckpt-file"),
+    *("default-root-dir", "default-local-dir", "dump-folder", "exp-dir", "save-location"),
 )
 RESUME = ("resume-from-checkpoint", "resume-from", "resume", "resume-path")
 INTERVAL = (
@@ -43,7 +44,7 @@ KUBERNETES_DEFAULT = 30  # seconds, terminationGracePeriodSeconds
 def checkpoint_shared(subject: Subject) -> Iterator[Verdict]:
     for template in subject.training():
         path, container = template.trainer()
-        saved = _directory(container)
+        saved = _directory(*subject.started(template))
         if saved is None or saved[1].startswith("$"):
             continue
         name, directory = saved
@@ -65,10 +66,9 @@ def checkpoint_shared(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, f"{directory} is {where}: lost with its pod", "a path below a shared claim")
 
 
-def _directory(container: Object) -> tuple[str, str] | None:
+def _directory(words: Sequence[str], values: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the option or variable that names the checkpoint directory, and the directory."""
-    given = option(words(container), SAVE)
-    values = literals(container)
+    given = option(words, SAVE)
     if given is not None and given[1] and _is_path(*given):
         name, value = given
         return name, values.get(value.strip("${}()"), value) if value.startswith("$") else value
@@ -176,8 +176,8 @@ def _mount_of(container: Object, directory: str) -> Object | None:
 @rule("checkpoint-interval")
 def checkpoint_interval(subject: Subject) -> Iterator[Verdict]:
     for template in subject.training():
-        path, container = template.trainer()
-        every, most = (option(words(container), names) for names in (INTERVAL, STEPS))
+        path, given_words = template.trainer()[0], subject.started(template)[0]
+        every, most = (option(given_words, names) for names in (INTERVAL, STEPS))
         interval, steps = (number(given[1]) if given else None for given in (every, most))
         if every is None or most is None or interval is None or steps is None:
             continue
@@ -192,8 +192,8 @@ def checkpoint_interval(subject: Subject) -> Iterator[Verdict]:
 @rule("resume-path")
 def resume_path(subject: Subject) -> Iterator[Verdict]:
     for template in subject.training():
-        path, container = template.trainer()
-        saved, resumed = (option(words(container), names) for names in (SAVE, RESUME))
+        path, given = template.trainer()[0], subject.started(template)[0]
+        saved, resumed = (option(given, names) for names in (SAVE, RESUME))
         if saved is None or resumed is None or "/" not in resumed[1] or not saved[1]:
             continue
         target, source = PurePosixPath(saved[1]), PurePosixPath(resumed[1])
