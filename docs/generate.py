@@ -335,6 +335,9 @@ def _shape(schema: dict[str, Any], field: dict[str, Any]) -> dict[str, Any]:
 
 
 def _type(schema: dict[str, Any], field: dict[str, Any]) -> str:
+    kinds = [choice for choice in field.get("anyOf", ()) if choice.get("type") != "null"]
+    if len(kinds) > 1:
+        return " or ".join(_type(schema, kind) for kind in kinds)
     shape = _shape(schema, field)
     if "enum" in shape:
         return " or ".join(f"`{value}`" for value in shape["enum"])

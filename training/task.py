@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -88,6 +90,8 @@ class Trainable(nn.Module):
     """
 
     hf: Any
+    keeping: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    """A context around the blocks' forward pass, which decides where their activations are kept."""
 
     def blocks(self) -> list[nn.Module]:
         """The repeated layers, which are compiled, sharded and recomputed one by one."""

@@ -65,8 +65,9 @@ def rank() -> None:
     torch.distributed.destroy_process_group()
 
 
-def fork(count: int, work: Callable[[], None]) -> list[int]:
+def fork(count: int, work: Callable[[], None], of_a_node: int | None = None) -> list[int]:
     """Run `work` in forked ranks, which need no imports of their own; return their exit codes."""
+    local = of_a_node or count
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -76,7 +77,7 @@ def fork(count: int, work: Callable[[], None]) -> list[int]:
         if child == 0:
             os.environ |= {
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count),
-                "LOCAL_WORLD_SIZE": str(count), "RANK": str(number), "LOCAL_RANK": str(number),
+                "LOCAL_WORLD_SIZE": str(local), "RANK": str(number), "LOCAL_RANK": str(number % local),
             }  # fmt: skip
             try:
                 work()

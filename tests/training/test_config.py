@@ -106,6 +106,15 @@ def test_inconsistent_sections_are_one_line(given: tuple[str, ...], message: str
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["reshard_after_forward=true", "reduce_precision=bf16", "offload=cpu"])
+def test_keys_of_sharded_models_are_refused_without_sharding(key: str) -> None:
+    given = apply_override(texts("llama", KV), f"parallel.{key}")
+    name = key.partition("=")[0]
+    with pytest.raises(ConfigError, match=f"parallel.{name} is for sharded models, but parallel.sharding is ddp"):
+        load_texts(given)
+    assert load_texts(apply_override(given, "parallel.sharding=hsdp")).parallel.sharded
+
+
 def test_bert_has_as_many_key_heads_as_heads() -> None:
     config: Config = load_texts(texts("bert", BERT, MASKING))
     assert config.model.num_key_value_heads == config.model.num_attention_heads == 4

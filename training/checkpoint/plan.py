@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any, Dict
 
@@ -36,9 +35,8 @@ def assign(held: Sequence[Mapping[str, Holding]]) -> dict[str, Tensor]:
     CheckpointError if ranks disagree, or if rows are held twice or by no rank.
     """
     _check_same(held)
-    load = [sum(_bytes(entry) for entry in rank.values() if not entry["replicated"]) for rank in held]
-    owners = _owners(held[0], load)
-    return {name: _tensor(name, [rank[name] for rank in held], owners.get(name)) for name in sorted(held[0])}
+    owners = _owners(held)
+    return {name: _tensor(name, [rank[name] for rank in held], owners) for name in sorted(held[0])}
 
 
 def _check_same(held: Sequence[Mapping[str, Holding]]) -> None:
@@ -54,16 +52,23 @@ def _check_same(held: Sequence[Mapping[str, Holding]]) -> None:
                     raise CheckpointError(f"tensor {name!r}: {trouble}")
 
 
-def _owners(holdings: Mapping[str, Holding], load: Sequence[int]) -> dict[str, int]:
-    """Writing rank of each replicated tensor: largest first, to the rank with fewest bytes so far."""
-    ranks = [(count, rank) for rank, count in enumerate(load)]
-    heapq.heapify(ranks)
-    replicated = {name: _bytes(entry) for name, entry in holdings.items() if entry["replicated"]}
+def _owners(held: Sequence[Mapping[str, Holding]]) -> dict[tuple[str, int], int]:
+    """Writing rank of the rows of each replicated tensor, by name and first row.
+
+    The largest rows come first; each time it is the rank with the fewest bytes so far among those that hold them.
+    """
+    load = [sum(_bytes(entry) for entry in rank.values() if not entry["replicated"]) for rank in held]
+    holders: dict[tuple[str, int], list[int]] = {}
+    sizes: dict[tuple[str, int], int] = {}
+    for name in (name for name, entry in held[0].items() if entry["replicated"]):
+        for rank, theirs in enumerate(held):
+            rows = name, theirs[name]["rows"][0]
+            holders.setdefault(rows, []).append(rank)
+            sizes[rows] = _bytes(theirs[name])
     owners = {}
-    for name in sorted(replicated, key=lambda name: (-replicated[name], name)):
-        count, rank = ranks[0]
-        heapq.heapreplace(ranks, (count + replicated[name], rank))
-        owners[name] = rank
+    for rows in sorted(sizes, key=lambda rows: (-sizes[rows], rows)):
+        owners[rows] = min(holders[rows], key=lambda rank: (load[rank], rank))
+        load[owners[rows]] += sizes[rows]
     return owners
 
 
@@ -72,9 +77,11 @@ def _bytes(entry: Holding) -> int:
     return byte_count(entry["dtype"], (end - first, *entry["shape"][1:]))
 
 
-def _tensor(name: str, held: Sequence[Holding], owner: int | None) -> Tensor:
+def _tensor(name: str, held: Sequence[Holding], owners: Mapping[tuple[str, int], int]) -> Tensor:
     shape = tuple(held[0]["shape"])
-    parts = [(*entry["rows"], rank) for rank, entry in enumerate(held) if owner is None or rank == owner]
+    parts = [
+        (*entry["rows"], rank) for rank, entry in enumerate(held) if owners.get((name, entry["rows"][0]), rank) == rank
+    ]
     parts = sorted(part for part in parts if part[0] < part[1])
     pieces = [Piece(file=tensor_file(rank), rows=(first, end)) for first, end, rank in parts]
     at = 0

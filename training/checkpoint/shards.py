@@ -28,7 +28,7 @@ class Shard:
     row_offset: int
     """First row of dimension 0 held here; 0 when whole."""
     replicated: bool
-    """Every rank holds the same whole tensor, so exactly one rank writes it."""
+    """Other ranks hold the same rows, or all of them the same whole tensor, so exactly one rank writes it."""
 
     @property
     def row_count(self) -> int:
@@ -44,15 +44,14 @@ def check_shard(name: str, shard: Shard) -> None:
     end = shard.row_offset + shard.row_count
     if len(local) != len(whole) or local[1:] != whole[1:] or shard.row_offset < 0 or end > rows_of(whole):
         raise CheckpointError(f"tensor {name!r}: local {local} from row {shard.row_offset} is not in {whole}")
-    if shard.replicated and local != whole:
-        raise CheckpointError(f"tensor {name!r}: declared replicated, but holds {local} of {whole}")
 
 
 def shards_of(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Shard]:
     """Shards of this rank that share memory with the given tensors.
 
-    Plain tensors are replicated (DDP, optimizer step counts). DTensors lie on a 1-D mesh, replicated or
-    sharded over dimension 0 in torch.chunk's rows, as FSDP2 lays them out; every other layout is refused.
+    Plain tensors are replicated (DDP, optimizer step counts). DTensors lie on a mesh of all ranks, replicated
+    or sharded over dimension 0 of its last dimension in torch.chunk's rows, as FSDP2 lays them out; every
+    other layout is refused.
     """
     shards: dict[str, Shard] = {}
     for name, tensor in named:
@@ -71,17 +70,18 @@ def _of_dtensor(name: str, tensor: DTensor) -> Shard:
     local: torch.Tensor = tensor.to_local().detach()
     if mesh.size() == dist.get_world_size() and all(placement.is_replicate() for placement in placements):
         return _whole(local)
-    if mesh.ndim != 1 or mesh.size() != dist.get_world_size() or not placements[0].is_shard(0):
+    *outer, last = placements
+    if mesh.size() != dist.get_world_size() or not last.is_shard(0) or not all(p.is_replicate() for p in outer):
         raise CheckpointError(
             f"tensor {name!r}: laid out as {placements} over a mesh of {tuple(mesh.shape)}; "
-            "only replication or rows sharded over one mesh dimension of all ranks can be stored"
+            "only replication or rows sharded over the last mesh dimension of all ranks can be stored"
         )
-    first, count = chunk_rows(shape[0], mesh.size(), mesh.get_local_rank())
+    first, count = chunk_rows(shape[0], mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1))
     if local.numel() == 0:
         local = local.reshape(count, *shape[1:])
     if local.shape[0] != count:
         raise CheckpointError(f"tensor {name!r}: {local.shape[0]} rows are here, torch.chunk gives {count}")
-    return Shard(local, shape, row_offset=first, replicated=False)
+    return Shard(local, shape, row_offset=first, replicated=bool(outer))
 
 
 def chunk_rows(rows: int, parts: int, index: int) -> tuple[int, int]:

@@ -89,7 +89,7 @@ class Save:
     def _begin(self, told: list[dict[str, Any]]) -> dict[str, Any]:
         """Plan which rank writes what and create the directory (rank 0).
 
-        Returns the directory's name and the file of each tensor that one rank writes alone.
+        Returns the directory's name and the files of each replicated tensor's rows, by the first of them.
         """
         for rank, theirs in enumerate(told):
             for key in ("step", "run_state"):
@@ -99,8 +99,12 @@ class Save:
         held: list[dict[str, Holding]] = [theirs["tensors"] for theirs in told]
         self._table = assign(held)
         self._attempt = Attempt.begin(self._root, self._step)
-        whole = {name: entry.shards[0].file for name, entry in self._table.items() if len(entry.shards) == 1}
-        return {"directory": self._attempt.path.name, "whole": whole}
+        writers = {
+            name: {str(piece.rows[0]): piece.file for piece in self._table[name].shards}
+            for name, entry in held[0].items()
+            if entry["replicated"]
+        }
+        return {"directory": self._attempt.path.name, "writers": writers}
 
     def _write(self, begun: dict[str, Any]) -> dict[str, Any]:
         """Write and hash this rank's two files; return their sizes and digests as JSON."""
@@ -108,7 +112,8 @@ class Save:
         mine = {
             name: shard.tensor
             for name, shard in self._tensors.items()
-            if shard.row_count and begun["whole"].get(name, tensor_file(rank)) == tensor_file(rank)
+            if shard.row_count
+            and begun["writers"].get(name, {}).get(str(shard.row_offset), tensor_file(rank)) == tensor_file(rank)
         }
         with HashedFile(directory / tensor_file(rank)) as tensors:
             write_tensors(tensors, mine)

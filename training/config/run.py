@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from training.config.base import Count, Section, not_bool
+from training.config.base import Count, Section, not_bool, wrong
 
 # S3's rules for bucket names; a key only needs to have no blanks and not to begin or end with a slash.
 S3_PREFIX = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/([^\s/](?:\S*[^\s/])?)")
@@ -45,13 +45,53 @@ class Parallel(Section):
     micro_batch_size: Count
     """Number of samples that one rank computes at a time."""
 
-    sharding: Literal["ddp", "fsdp"] = "ddp"
+    sharding: Literal["ddp", "fsdp", "hsdp"] = "ddp"
     """How ranks share the model: `ddp` keeps all of it on every rank, `fsdp` splits weights, gradients and
-    the optimizer's state among them."""
+    the optimizer's state among all ranks, `hsdp` among those of a node, and every node keeps all of it."""
 
-    activation_checkpointing: Literal["none", "full"] = "none"
-    """`full` computes activations again in the backward pass instead of keeping them: less memory, more
-    time."""
+    reshard_after_forward: Literal["auto"] | bool | Count = "auto"
+    """Whether a block's weights, gathered for the forward pass, are freed until the backward pass; `auto` is
+    true for models of 4e9 parameters and more; a number frees all but the part that so many ranks hold
+    together."""
+
+    reduce_precision: Literal["fp32", "bf16"] = "fp32"
+    """Number format in which sharded gradients are summed over ranks; bf16 halves the traffic and rounds
+    each sum."""
+
+    offload: Literal["none", "cpu"] = "none"
+    """Where sharded weights, gradients and the optimizer's state are between their uses: on the device, or
+    in the host's memory, where the optimizer then runs."""
+
+    activation_checkpointing: str = "none"
+    """What a block keeps for its backward pass: `none` everything; `selective` the results of attention and
+    of every second matrix product; `full` its input only; `budget:0.5` that share of the memory of `none`,
+    chosen by the compiler; `offload` everything, but in the host's memory; what is not kept is computed
+    again."""
+
+    @field_validator("activation_checkpointing")
+    @classmethod
+    def _policy(cls, value: str) -> str:
+        if value in ("none", "selective", "full", "offload") or re.fullmatch(r"budget:0\.[0-9]{1,3}", value):
+            return value
+        raise ValueError(f"{value!r} is not none, selective, full, offload or a budget such as budget:0.5")
+
+    @property
+    def activation_budget(self) -> float | None:
+        """The share of a block's activations that the compiler may keep, None without a budget."""
+        kind, _, share = self.activation_checkpointing.partition(":")
+        return float(share) if kind == "budget" else None
+
+    @property
+    def sharded(self) -> bool:
+        """Whether FSDP splits the model."""
+        return self.sharding != "ddp"
+
+    @model_validator(mode="after")
+    def _of_sharded_models(self) -> Self:
+        for key in ("reshard_after_forward", "reduce_precision", "offload"):
+            if not self.sharded and getattr(self, key) != type(self).model_fields[key].default:
+                raise wrong(f"parallel.{key}", f"parallel.{key} is for sharded models, but parallel.sharding is ddp")
+        return self
 
 
 class Checkpoint(Section):

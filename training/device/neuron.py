@@ -202,4 +202,11 @@ def _refuse(config: Config) -> None:
     if config.device.compile == "on":
         raise ConfigError("device.compile is on, but Neuron compiles whole graphs itself; nearest value: off")
     if config.parallel.sharding != "ddp":
-        raise ConfigError("parallel.sharding is fsdp, but neuron supports whole replicas only: write ddp")
+        raise ConfigError(
+            f"parallel.sharding is {config.parallel.sharding}, but neuron supports whole replicas only: write ddp"
+        )
+    if config.parallel.activation_checkpointing not in ("none", "full"):
+        raise ConfigError(
+            f"parallel.activation_checkpointing is {config.parallel.activation_checkpointing}, but Neuron's "
+            "compiler takes whole graphs; nearest value: full"
+        )

@@ -20,6 +20,7 @@ class Ranks:
     world_size: int
     local_rank: int
     group: dist.ProcessGroup | None
+    local_world_size: int = 1
 
     @property
     def first(self) -> bool:
@@ -45,4 +46,5 @@ def join(device: Device, timeout: timedelta) -> Ranks:
     dist.init_process_group(device.backend, timeout=timeout)
     agreement = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(agreement, dist.ProcessGroup)
-    return Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]), agreement)
+    local = {key: int(os.environ[key]) for key in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+    return Ranks(dist.get_rank(), dist.get_world_size(), local["LOCAL_RANK"], agreement, local["LOCAL_WORLD_SIZE"])

@@ -95,11 +95,12 @@ class PretrainingBert(Trainable):
         self, input_ids: torch.Tensor, token_type_ids: torch.Tensor, attention_mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states [batch, sequence, hidden] and the pooled first token [batch, hidden]."""
-        encoded = self.hf.bert(
-            input_ids=input_ids,
-            token_type_ids=token_type_ids,
-            attention_mask=padding_mask(attention_mask, self.attention),
-        )
+        with self.keeping():
+            encoded = self.hf.bert(
+                input_ids=input_ids,
+                token_type_ids=token_type_ids,
+                attention_mask=padding_mask(attention_mask, self.attention),
+            )
         return encoded.last_hidden_state, encoded.pooler_output
 
 

@@ -102,10 +102,11 @@ class CausalLM(Trainable):
         mixture of experts adds its balancing loss for each label, so that the mean contains it once.
         """
         routed = self.training and self.model.num_local_experts is not None
-        found = self.hf.model(
-            input_ids=input_ids, attention_mask=self._masks(document_ids), position_ids=position_ids,
-            use_cache=False, **({"output_router_logits": True} if routed else {}),
-        )  # fmt: skip
+        with self.keeping():
+            found = self.hf.model(
+                input_ids=input_ids, attention_mask=self._masks(document_ids), position_ids=position_ids,
+                use_cache=False, **({"output_router_logits": True} if routed else {}),
+            )  # fmt: skip
         loss = self.head_loss(found.last_hidden_state, self.hf.lm_head.weight, labels)
         if routed:
             loss = loss + self._balance(found.router_logits) * (labels != IGNORE).sum()

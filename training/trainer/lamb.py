@@ -68,7 +68,8 @@ def _trust_ratios(adapted: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torc
     )
     first = adapted[0][0]
     if isinstance(first, DTensor):
-        dist.all_reduce(squares, group=first.device_mesh.get_group())
+        mesh = first.device_mesh
+        dist.all_reduce(squares, group=mesh.get_group(mesh.ndim - 1))  # the ranks among which rows are split
     weights, updates = squares.sqrt().chunk(2)
     ratios = torch.where((weights > 0) & (updates > 0), weights / updates, torch.ones_like(weights))
     return list(ratios.unbind())

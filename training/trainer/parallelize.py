@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
-from training.config import Config
+from training.config import Config, ConfigError
+from training.config.base import divisor_near
 from training.device import Device
 from training.distributed.ranks import Ranks
 from training.models.counting import parameters
 from training.task import Task, Trainable
+from training.trainer.activations import keep_less
 
-# With fewer parameters than this, gathered weights stay in memory between forward and backward: one
-# all-gather per step instead of two. Larger models free them.
+# With fewer parameters than this, gathered weights stay in memory between forward and backward, and whole
+# gradients between micro batches: one all-gather and one reduction per step. Larger models free both.
 KEEP_GATHERED_BELOW = 4_000_000_000
 
 
@@ -33,14 +41,17 @@ class Parallel:
     wrapped: nn.Module
     model: Trainable
     ranks: Ranks
+    reduces_each: bool = False
+    """Whether every micro batch adds its gradients to the rank's shard, so that no whole gradients are kept."""
 
     @contextmanager
-    def exchange(self, now: bool) -> Iterator[None]:
-        """Exchange gradients in backward passes inside this context, or only accumulate them."""
+    def exchange(self, last: bool) -> Iterator[None]:
+        """Exchange gradients in the backward pass of a step's last micro batch; before, only accumulate them."""
         if isinstance(self.wrapped, FSDPModule):
-            self.wrapped.set_requires_gradient_sync(now)
+            self.wrapped.set_requires_gradient_sync(last or self.reduces_each)
+            self.wrapped.set_requires_all_reduce(last)  # between the replicas of hsdp
             yield
-        elif isinstance(self.wrapped, DistributedDataParallel) and not now:
+        elif isinstance(self.wrapped, DistributedDataParallel) and not last:
             with self.wrapped.no_sync():
                 yield
         else:
@@ -77,23 +88,26 @@ class Parallel:
 
 
 def parallelise(task: Task, config: Config, device: Device, ranks: Ranks) -> Parallel:
-    """Build on meta, checkpoint activations, compile blocks, shard, initialise, replicate: in this order."""
+    """Build on meta, keep less, compile blocks, shard, initialise, replicate: in this order."""
     model = task.build(config, device)
-    if config.parallel.activation_checkpointing == "full":
-        for block in model.blocks():
-            block.forward = _recomputing(block.forward)
+    keep_less(model, config.parallel, device)
     if device.compile:
         # Blocks overlap with the exchange of gradients as they are: no need to split them further.
         torch._dynamo.config.optimize_ddp = False
         for block in model.blocks():
             block.compile(fullgraph=True)
         model.compile_outside()
-    shard = config.parallel.sharding == "fsdp" and ranks.group is not None
+    shard = config.parallel.sharded and ranks.group is not None
+    birthplace = device.birthplace
     if shard:
         _shard(model, config, device, ranks)
-    task.initialise(model, config, device.birthplace, ranks)
+        birthplace = torch.device("cpu") if config.parallel.offload == "cpu" else birthplace
+    task.initialise(model, config, birthplace, ranks)
     device.settle(model)
-    if shard or ranks.world_size == 1 or not device.wraps:
+    if shard:
+        _settle_buffers(model, device)
+        return Parallel(model, model, ranks, parameters(config.model) >= KEEP_GATHERED_BELOW)
+    if ranks.world_size == 1 or not device.wraps:
         return Parallel(model, model, ranks)
     wrapped = DistributedDataParallel(
         model,
@@ -105,23 +119,54 @@ def parallelise(task: Task, config: Config, device: Device, ranks: Ranks) -> Par
     return Parallel(wrapped, model, ranks)
 
 
-def _recomputing(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A block's forward pass that keeps only its arguments and is computed again in the backward pass.
-
-    It is defined in this file because the compiler begins at the first frame outside torch's own files.
-    """
-
-    def forward_again(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-    return forward_again
-
-
 def _shard(model: Trainable, config: Config, device: Device, ranks: Ranks) -> None:
-    mesh = init_device_mesh(device.torch_device.type, (ranks.world_size,))
+    """Split blocks and the rest by FSDP2: the rest and the last block, needed first in the backward pass, stay."""
+    wanted, blocks = config.parallel, model.blocks()
     half = torch.bfloat16 if device.precision == "bf16" else None
-    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
-    reshard = parameters(config.model) >= KEEP_GATHERED_BELOW
-    for block in model.blocks():
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    reduced = torch.bfloat16 if wanted.reduce_precision == "bf16" else torch.float32
+    offload = CPUOffloadPolicy(pin_memory=device.is_cuda) if wanted.offload == "cpu" else OffloadPolicy()
+    reshard = wanted.reshard_after_forward
+    if reshard == "auto":
+        reshard = parameters(config.model) >= KEEP_GATHERED_BELOW
+    mesh = _mesh(config, device, ranks)
+    _check_part(reshard, mesh.size(mesh.ndim - 1))
+
+    def split(module: nn.Module, reshard: bool | int) -> None:
+        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=reduced)
+        fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=reshard)
+
+    for block in blocks:
+        split(block, reshard if block is not blocks[-1] else False)
+    split(model, False)
+    for earlier, later in pairwise(blocks):  # gather the next weights during a block's work
+        assert isinstance(earlier, FSDPModule)
+        assert isinstance(later, FSDPModule)
+        earlier.set_modules_to_forward_prefetch([later])
+        later.set_modules_to_backward_prefetch([earlier])
+
+
+def _mesh(config: Config, device: Device, ranks: Ranks) -> DeviceMesh:
+    """The ranks that share a model: all of them, or [nodes, ranks of a node], of which each node has a whole."""
+    kind = device.torch_device.type
+    if config.parallel.sharding == "fsdp":
+        return init_device_mesh(kind, (ranks.world_size,))
+    nodes = ranks.world_size // ranks.local_world_size
+    return init_device_mesh(kind, (nodes, ranks.local_world_size), mesh_dim_names=("replicate", "shard"))
+
+
+def _check_part(reshard: bool | int, shards: int) -> None:
+    """Refuse a number of ranks that cannot hold a block together, such as 3 of 8."""
+    if isinstance(reshard, bool) or (1 < reshard < shards and shards % reshard == 0):
+        return
+    near = divisor_near(shards, min(int(reshard), shards - 1))
+    raise ConfigError(
+        f"parallel.reshard_after_forward is {reshard}, but {shards} ranks share the model, and a part must be a "
+        f"divisor between 1 and {shards}; nearest value: {near if near > 1 else 'true'}"
+    )
+
+
+def _settle_buffers(model: nn.Module, device: Device) -> None:
+    """Move the buffers of a model whose weights stay on the host to the device."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device.torch_device)

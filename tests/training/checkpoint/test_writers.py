@@ -144,7 +144,7 @@ def test_states_that_are_not_json(tmp_path: Path, states: dict[str, Any], reason
     [
         (Shard(torch.zeros(2, 2), (4, 2), 0, False), "rows 2 to 4 are held by no rank"),
         (Shard(torch.zeros(2, 2), (4, 2), 3, False), "is not in"),
-        (Shard(torch.zeros(2, 2), (4, 2), 0, True), "declared replicated"),
+        (Shard(torch.zeros(2, 2), (4, 2), 0, True), "rows 2 to 4 are held by no rank"),
         (
             Shard(torch.zeros(2, dtype=torch.complex64), (2,), 0, True),
             "dtype torch.complex64 cannot be stored",
