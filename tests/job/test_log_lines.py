@@ -42,7 +42,7 @@ def test_lines_of_other_writers_are_not_part_of_a_message() -> None:
 [default0]:saved: no space left on device is not the case"""
     found = log_causes.first_cause(log_lines.read(log))
     assert found is not None
-    assert found.kind == "crash"
+    assert found.kind == "script"
 
 
 def test_a_log_without_a_failure_has_no_cause() -> None:

@@ -127,8 +127,8 @@ def test_attempts_are_limited_in_total_and_for_one_cause(world: NewWorld, planne
     made.job["metadata"]["annotations"] = attempts("hang", "lost-peer", "lost-peer", "lost-peer")
     with pytest.raises(UserError, match="lost-peer has occurred again after 3 retries"):
         planned(made, most=9)
-    made.job["metadata"]["annotations"] = attempts("crash")
-    with pytest.raises(UserError, match="crash has occurred again after 1 retry"):
+    made.job["metadata"]["annotations"] = attempts("script")
+    with pytest.raises(UserError, match="script has occurred again after 1 retry"):
         planned(failed(made, "KeyError: 'labels'"))
     made.job["metadata"]["annotations"] = {LEDGER: "once"}
     with pytest.raises(UserError, match="is not a ledger"):

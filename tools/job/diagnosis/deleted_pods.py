@@ -84,9 +84,9 @@ def _from_event(snapshot: Snapshot, event: Object) -> Cause | None:
     pod, code, text = match[1], int(match[2]), match[3]
     at = event_time(event)
     found = log_causes.first_cause(log_lines.read(text, pod))
-    if found is not None and found.kind != "crash":
+    if found is not None and found.kind not in exit_codes.UNKNOWN:
         who = pod if found.rank is None else f"rank {found.rank}"
-        evidence = [short(f"{pod}: {found.evidence}"), f"from the operator's event, exit code {code}"]
+        evidence = [*found.cited(pod), f"from the operator's event, exit code {code}"]
         return failure(found.kind, who, evidence, found.host or pod, found.rank, at)
     kind = exit_codes.kind_of(code, any(map(accelerators, template_specs(snapshot.workload))))
     if kind is None:

@@ -11,6 +11,8 @@ SIGNALS = {**dict.fromkeys((132, 134, 135, 136, 139), "memory-fault"), 137: "kil
 CLASSES = {code: kind for kind, code in CODES.items() if kind not in ("done", "error")}
 # Kinds of causes for those of the trainer's classes that have another name here.
 KINDS = {"out of memory": "oom-device", "lost peer": "lost-peer", "error": "crash"}
+# The kinds that name no cause: the log shows what failed, and no class covers it.
+UNKNOWN = frozenset({"crash", "script"})
 # The kinds by which a rank fails when another one has failed.
 VICTIMS = frozenset({"lost-peer", "collective-timeout", "rendezvous", "communication", "drained"})
 
@@ -31,7 +33,7 @@ def with_signal(kind: str, exception: bool, code: int | None) -> str:
 
     An `exception` in the log explains an abort that follows it, but not a SIGKILL: it may have been caught.
     """
-    ended = SIGNALS.get(code or 0, kind) if kind == "crash" else kind
+    ended = SIGNALS.get(code or 0, kind) if kind in UNKNOWN else kind
     return kind if exception and ended != "killed" else ended
 
 

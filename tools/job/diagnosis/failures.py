@@ -48,7 +48,7 @@ def failures(snapshot: Snapshot) -> Iterator[Cause]:
     causes = [_from_record(record) for record in [first_of(records)] if record]
     for pod in failed:
         cause = _from_status(pod) or _from_log(snapshot, pod) or _from_code(snapshot, pod)
-        if cause is None or cause.kind in ("drained", "killed", "crash"):
+        if cause is None or cause.kind in ("drained", "killed", *exit_codes.UNKNOWN):
             cause = _from_probe(snapshot, pod) or cause
         causes += [_with_node(snapshot, pod, cause)] if cause else []
     yield from exit_codes.first_of_each(causes)
@@ -153,7 +153,7 @@ def _from_log(snapshot: Snapshot, failed: Failed) -> Cause | None:
     if found is None:
         return None
     code = f", exit code {end.code}" if end else ""
-    evidence = [short(f"{failed.where}: {found.evidence}"), f"from the pod's {source}{code}"]
+    evidence = [*found.cited(failed.where), f"from the pod's {source}{code}"]
     kind = exit_codes.with_signal(found.kind, found.exception, end.code if end else None)
     who = pod.short if found.rank is None else f"rank {found.rank}"
     at = found.line.time or (end.at if end else None)

@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from tools.job.diagnosis import log_failures, log_patterns, log_topics, signs
-from tools.job.diagnosis.exit_codes import KINDS, SIGNALS, VICTIMS
+from tools.job.diagnosis import log_failures, log_patterns, log_topics, log_tracebacks, signs
+from tools.job.diagnosis.cause import short
+from tools.job.diagnosis.exit_codes import KINDS, SIGNALS, UNKNOWN, VICTIMS
 from tools.job.diagnosis.log_failures import Report, Weight
 from tools.job.diagnosis.log_patterns import form
 from tools.job.metrics import series
@@ -35,8 +36,8 @@ class Found:
     marks an exception that only says that something before it failed. `signal` ended torchrun's child. `text`
     is the whole report; its characters `proof` prove the class. `fix` replaces the class's remedy. `inner`:
     another exception follows. `unsure`: it stands near the end of the log, but the program is not known.
-    `guessed`: no pattern knows it, so the class is what it is about, or `crash`.
-    `bare`: without its traceback.
+    `guessed`: no pattern knows it, so the class is what it is about, `script` or `crash`. `place` is the last
+    frame of its traceback that is in no installed package. `bare`: without its traceback.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class Found:
     unsure: bool = False
     guessed: bool = False
     bare: bool = False
+    place: str = ""
 
     @property
     def evidence(self) -> str:
@@ -62,9 +64,13 @@ class Found:
         proof = self.text[slice(*self.proof)][-PROOF:]
         if line.find(proof) + len(proof) <= SHOWN and proof in line:
             return line
-        start = max(0, min(self.proof[0], self.proof[1] - PROOF) - BEFORE_PROOF)
+        start = max(0, *(end - BEFORE_PROOF for end in (self.proof[0], self.proof[1] - PROOF)))
         head = "" if start == 0 else f"{self.text[:HEAD].strip()} … "
         return head + self.text[max(start, HEAD if head else 0) :].strip()
+
+    def cited(self, source: str) -> list[str]:
+        """The evidence: `source` with the failing line, and the program's own place if no class is proven."""
+        return [f"{source}: {short(self.evidence)}"] + ([short(f"raised at {self.place}")] if self.place else [])
 
     @property
     def exception(self) -> bool:
@@ -76,8 +82,8 @@ class Found:
         """How much the log proves, and why."""
         if self.concluded:
             return "high: the pod's first process says so"
-        if self.kind == "crash":
-            return "low: the log shows what failed, but no known cause"
+        if self.kind in UNKNOWN:
+            return str(log_topics.table("confidence")[self.kind])
         if self.guessed:
             return "medium: what the message and the code are about"
         return str(log_topics.table("confidence")[self.weight.name.lower()])
@@ -92,15 +98,15 @@ def first_cause(lines: Iterable[Line]) -> Found | None:
     """Return what a log concludes, else the failure that ended its processes, else a consequence of one.
 
     An exception that a rank did not catch outranks one that may have been caught, and that outranks what was
-    only logged. An exception of an unknown class is `crash`, and so is the error that an unknown program
-    reports at the end of its log. None: no line reports an error.
+    only logged. An exception of an unknown class is `script`. The error that an unknown program reports at the
+    end of its log is `crash`. None: no line reports an error.
     """
     every = list(lines)
     own = [one for one in map(_own, every) if one is not None]
     reports = log_failures.of(every)
     reported = [one for one in map(_found, reports) if one is not None]
     if any(form("asserted").search(line.text) for line in every):
-        reported = [replace(one, kind="crash") if one.kind == "device" else one for one in reported]
+        reported = [replace(one, kind="script") if one.kind == "device" else one for one in reported]
     known = [one for one in own if not one.victim and one.kind != "crash"]
     concluded = [one for one in known if one.concluded][::-1]
     chosen = concluded or known or _chosen(reported) or [one for one in own if one.kind != "crash"]
@@ -109,7 +115,7 @@ def first_cause(lines: Iterable[Line]) -> Found | None:
     if said and found and found.guessed and found.kind == "unreachable":
         outside = log_topics.table("outside")
         found = _in_any_line(every, [form("quiet")], lambda one: one.kind in outside) or found
-    if found is None or (found.kind == "crash" and found.vague):  # the log does not explain the end
+    if found is None or (found.kind in UNKNOWN and found.vague):  # the log does not explain the end
         warned = _in_any_line(every, [form("quiet")], lambda one: not one.victim) if said else None
         found = warned or found or _at_the_end(every, reports) or next(iter(reported), None)
     plain = [] if found or reports or series.from_log(every) else log_failures.plain(every)
@@ -134,7 +140,10 @@ def _at_the_end(lines: list[Line], reports: list[Report]) -> Found | None:
         return None
     named = ((kind, one) for one in near if (kind := log_topics.of(one)))
     kind, shown = next(named, ("crash", min(near, key=lambda one: one.weight)))
-    return Found(kind, shown.line, shown.line.rank, weight=shown.weight, vague=True, text=shown.text, unsure=True)
+    return Found(
+        kind, shown.line, shown.line.rank, weight=shown.weight, vague=True, text=shown.text, unsure=True,
+        proof=proof_of(shown.text),
+    )  # fmt: skip
 
 
 def _in_any_line(lines: list[Line], skipped: list[re.Pattern[str]], wanted: Callable[[Found], bool]) -> Found | None:
@@ -160,9 +169,9 @@ def _chosen(found: list[Found]) -> list[Found]:
     # Of unknown exceptions the last one counts: the one that ended the process follows those it has caught.
     specific = [one for one in crashes if not one.vague]
     uncaught = [one for one in specific if one.weight is Weight.UNCAUGHT]
-    if specific and all(one.kind == "crash" and one.bare for one in specific):
+    if specific and all(one.kind in UNKNOWN and one.bare for one in specific):
         # A traceback that is cut shows more than an exception without its traceback.
-        cut = [one for one in found if one.kind != "crash" and one.weight is Weight.END]
+        cut = [one for one in found if one.kind not in UNKNOWN and one.weight is Weight.END]
         specific, uncaught = cut + specific, cut + uncaught
     killed = [one for one in by_weight[Weight.CHILD] if one.kind != "memory-fault" or one.signal != SIGABRT]
     return (
@@ -173,13 +182,13 @@ def _chosen(found: list[Found]) -> list[Found]:
         or by_weight[Weight.LOGGED]
         or ([] if crashes else by_weight[Weight.HINT])
         or killed
-        or sorted(crashes, key=lambda one: one.kind == "crash")
+        or sorted(crashes, key=lambda one: one.kind in UNKNOWN)
         or sorted(
             (one for one in found if one.victim and not one.guessed),
             key=lambda one: (_of_a_client(one), one.kind == "communication"),
         )
         or by_weight[Weight.CHILD]
-        or [one for one in found if one.kind != "crash"]
+        or [one for one in found if one.kind not in UNKNOWN]
     )
 
 
@@ -205,7 +214,8 @@ def _found(report: Report) -> Found | None:
         kind = SIGNALS.get(128 + report.signal)
         if kind is None:
             return None
-        return Found(kind, line, rank, weight=report.weight, signal=report.signal, text=report.text)
+        proof = proof_of(report.text)
+        return Found(kind, line, rank, weight=report.weight, signal=report.signal, text=report.text, proof=proof)
     if event := signs.event(report.text):
         return Found(event.cause, line, rank, weight=report.weight, text=report.text, fix=event.fix)
     client = form("client").match(report.text)
@@ -218,15 +228,26 @@ def _found(report: Report) -> Found | None:
             return replace(found, proof=hit[0].span(), fix=hit[1].fix, inner=report.inner)
     if not report.exception:
         known = log_patterns.of_program(report.text)
-        return Found(known, line, rank, weight=report.weight, text=report.text) if known else None
+        proof = proof_of(report.text)
+        return Found(known, line, rank, weight=report.weight, text=report.text, proof=proof) if known else None
     relayed = form("relays").match(report.text) is not None
     kind = None if relayed else log_topics.of(report)
     vague = relayed or report.weight is Weight.END or form("vague").match(report.text) is not None
-    vague = vague or (report.inner and kind is None)
+    vague = vague or (report.inner and kind in (None, "script"))
+    place = log_tracebacks.of_program(report.stack)
+    if kind is None and not relayed and report.weight is not Weight.END:
+        python = form("exception").match(report.text) is not None
+        kind = "script" if place or (python and not vague) else None
     return Found(
         kind or "crash", line, rank, weight=report.weight, vague=vague, text=report.text, guessed=True,
-        bare=not report.place,
+        bare=not report.place, place=place,
     )  # fmt: skip
+
+
+def proof_of(text: str) -> tuple[int, int]:
+    """Return where a report that is not an exception says what happened."""
+    forms = (form("child"), *map(log_patterns.lines, ("runtime", "hints", "ends")))
+    return next((hit.span() for one in forms if (hit := one.search(text))), (0, 0))
 
 
 def refine(trainer_class: str, message: str) -> str:

@@ -71,6 +71,14 @@ def of(lines: Iterable[Line]) -> list[Report]:
     return list(_reports(every[_survived(every) :]))
 
 
+def unexplained(lines: Iterable[Line]) -> tuple[Line | None, Line | None]:
+    """Return the first line that says that a child ended itself, and the last warning. Steps after them count."""
+    every = plain(lines)
+    rest = every[_survived(every) :]
+    left = next((line for line in rest if form("left").search(line.text)), None)
+    return left, next((line for line in reversed(rest) if form("warned").search(bare(line))), None)
+
+
 def plain(lines: Iterable[Line]) -> list[Line]:
     """Return the lines as programs wrote them, without what collectors have put around them."""
     return _unmarked([one for line in lines for one in _unfolded(line)])
@@ -177,7 +185,7 @@ def _weight(prefix: str, body: str, raised: bool) -> Weight | None:
         return Weight.LOGGED
     if form("child").search(body):
         return Weight.CHILD
-    if form("agent").search(body):
+    if form("agent").search(body) or form("banner").search(body):
         return None
     if raised or form("exception").match(body.removeprefix(" ")):
         return Weight.UNCAUGHT if form("torch_rank").search(prefix) else Weight.RAISED

@@ -15,10 +15,9 @@ from typing import IO, cast
 
 from tools.core.errors import UserError
 from tools.core.output import count
-from tools.core.secret_patterns import mask
 from tools.core.timestamps import moment
 from tools.core.verdict import State
-from tools.job.diagnosis import exit_codes, log_causes, no_steps, performance
+from tools.job.diagnosis import exit_codes, log_causes, log_failures, no_steps, performance
 from tools.job.diagnosis.cause import Cause, short
 from tools.job.diagnosis.explain import Explanation
 from tools.job.diagnosis.log_causes import Found
@@ -104,7 +103,7 @@ def explain(files: Iterable[LogFile], code: int | None = None) -> Explanation:
     if not all(cause.at for cause in causes):
         causes = [replace(cause, at=None) for cause in causes]
     if causes:
-        causes.sort(key=lambda cause: (cause.kind == "crash", *cause.order))
+        causes.sort(key=lambda cause: (cause.kind in exit_codes.UNKNOWN, *cause.order))
         causes.sort(key=lambda cause: cause.layer)
         return Explanation(State.FAIL, causes[0].summary, causes, checked)
     return _without_failure(logs, code, checked)
@@ -120,7 +119,7 @@ def _without_failure(logs: list[LogFile], code: int | None, checked: list[str]) 
             return Explanation(State.FAIL, lost.summary, [replace(lost, evidence=evidence)], checked)
     if code:
         last = next((line for log in logs for line in reversed(log.lines) if line.text.strip()), None)
-        evidence = [short(f"exit code {code}, last line: {mask(last.text.strip()) if last else 'none'}")]
+        evidence = [short(f"exit code {code}, last line: {last.text.strip() if last else 'none'}")]
         cause = exit_codes.failure(kind or ("command" if code in (126, 127) else "crash"), "the process", evidence, "")
         return Explanation(
             State.FAIL, cause.summary, [replace(cause, confidence="low: only the exit code shows it")], checked
@@ -130,15 +129,21 @@ def _without_failure(logs: list[LogFile], code: int | None, checked: list[str]) 
     if quit_early or silent:
         said = quit_early or seen[0]
         place = said.gave_up or said.last
-        evidence = [short(f"{_place(place)}: {mask(place.text.strip())}")] if place else ["the log is empty"]
+        evidence = [f"{_place(place)}: {short(place.text.strip())}"] if place else ["the log is empty"]
         cause = exit_codes.failure("no-steps", "the process", evidence, "")
         confidence = "high: the log says why" if quit_early else "medium: no line looks like training"
         return Explanation(State.FAIL, cause.summary, [replace(cause, confidence=confidence)], checked)
+    left, warned = zip(*(log_failures.unexplained(log.lines) for log in logs), strict=True)
+    if code is None and (child := next(filter(None, left), None)):
+        told = f"{_place(child)}: {short(child.text.strip())}"
+        summary = "a process failed, and its own output is not in the log: give the log of that rank"
+        return Explanation(State.CANNOT_TELL, summary, checked=[told, *checked])
     trained = [one.step for one in seen if one.trained]
     if trained or code == 0:
         steps = max((step for step in trained if step is not None), default=None)
         words = "no line reports a failure" + (f", the last step is {steps}" if steps is not None else "")
         return Explanation(State.PASS, words + (", exit code 0" if code == 0 else ""), checked=checked)
+    checked += [f"the last warning: {_place(one)}: {short(one.text.strip())}" for one in warned if one]
     return Explanation(State.CANNOT_TELL, "no line reports a failure or a training step", checked=checked)
 
 
@@ -146,7 +151,7 @@ def _cause(log: LogFile, found: Found, code: int | None) -> Cause:
     kind = exit_codes.with_signal(found.kind, found.exception, code)
     rank = found.rank if found.rank is not None else log.rank
     who = f"rank {rank}" if rank is not None else "the process" if log.name == STANDARD_INPUT else log.name
-    evidence = [short(f"{_place(found.line)}: {mask(found.evidence)}")]
+    evidence = found.cited(_place(found.line))
     evidence += [f"exit code {code}"] if code is not None else []
     at = found.line.time or _time(log, found.line)
     cause = exit_codes.failure(kind, who, evidence, found.host or log.name, rank, at)

@@ -116,4 +116,5 @@ def of(report: Report) -> str | None:
     """Return the class that a report is about, None if too little shows it."""
     most = max(topics(), key=lambda topic: topic.points(report))
     enough = ENOUGH_TOLD if _told(report) and most.in_code(report) else ENOUGH
-    return most.kind if most.points(report) >= enough and most.kind != "crash" else None
+    told = report.exception or most.kind != "script"
+    return most.kind if told and most.points(report) >= enough else None

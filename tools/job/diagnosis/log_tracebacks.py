@@ -61,6 +61,12 @@ class Traceback:
         return self.place.partition(" | ")[2], False
 
 
+def of_program(stack: str) -> str:
+    """Return the last frame that is neither in an installed package nor in Python's standard library, else ""."""
+    own = (frame for frame in reversed(stack.splitlines()) if "-packages/" not in frame)
+    return next((frame[1:] for frame in own if not form("pythons_own").search(frame[1:])), "")
+
+
 def begins(body: str) -> bool:
     """Return whether a log begins, or is cut, within a traceback at this line."""
     return any(form(name).match(body) for name in ("frame", "cell_frame", "box_frame", "box_code"))
