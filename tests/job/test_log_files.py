@@ -275,6 +275,15 @@ def test_the_proof_is_not_cut_off(yard: Yard) -> None:
     assert "CUDA out of memory" in found["causes"][0]["evidence"][0]
 
 
+def test_the_first_and_the_last_words_of_a_long_proof_are_shown(yard: Yard) -> None:
+    name = "cannot import name 'is_it' from 'accelerate.utils'"
+    words = f"{'x' * 90} {name} (/home/user/{'y' * 90}/site-packages/accelerate)"
+    found = yard.json("why", "--log", write("a.log", f"ImportError: {words}\n"), code=1)
+    shown = found["causes"][0]["evidence"][0]
+    assert "cannot import name 'is_it'" in shown
+    assert "site-packages" in shown
+
+
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [

@@ -3,6 +3,7 @@
 Only lines that report a failure count: the trainer's own record, and what `log_failures` finds.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -22,8 +23,8 @@ _RANK = re.compile(rf"^(?:\S+ )*?(?:ERROR )?rank (\d+): ({'|'.join(CODES)}): (.*
 _END = re.compile(
     rf"^entrypoint: ({'|'.join(CODES)}): (?:rank (\d+) on (\S+?)(?: at step \d+)?: )?(.*) \(exit code \d+\)$"
 )
-# Of a report of any length, evidence shows its begin, and what proves its class with some words before.
-SHOWN, HEAD, BEFORE_PROOF, PROOF = 170, 60, 30, 100  # characters
+# Of a long report, evidence shows its begin, and the first and the last words of what proves its class.
+SHOWN, HEAD, AROUND, PROOF = 170, 50, 15, 50  # characters
 END = 40  # lines at the end of a log: programs stop soon after an error that they cannot handle
 SIGABRT = 6  # a rank aborts itself when one of its collectives has failed
 
@@ -61,12 +62,15 @@ class Found:
     def evidence(self) -> str:
         """The failing line, without losing the words that prove the class."""
         line = self.line.text.strip()
-        proof = self.text[slice(*self.proof)][-PROOF:]
-        if line.find(proof) + len(proof) <= SHOWN and proof in line:
+        first, last = self.proof
+        if last <= SHOWN and self.text[first:last] in line:
             return line
-        start = max(0, *(end - BEFORE_PROOF for end in (self.proof[0], self.proof[1] - PROOF)))
-        head = "" if start == 0 else f"{self.text[:HEAD].strip()} … "
-        return head + self.text[max(start, HEAD if head else 0) :].strip()
+        shown = [0, HEAD]
+        for start, end in ((first - AROUND, first + PROOF), (last - PROOF, last + AROUND)):
+            shown += [max(start, shown[-1]), max(end, shown[-1])]
+        parts = [self.text[slice(*shown[place : place + 2])] for place in (0, 2, 4)]
+        gaps = (" … " if shown[place] > shown[place - 1] else "" for place in (2, 4))
+        return "".join(itertools.chain(*itertools.zip_longest(parts, gaps, fillvalue=""))).strip()
 
     def cited(self, source: str) -> list[str]:
         """The evidence: `source` with the failing line, and the program's own place if no class is proven."""
@@ -160,7 +164,7 @@ def _chosen(found: list[Found]) -> list[Found]:
     if any(one.victim for one in found):  # a rank whose collective has failed aborts itself
         known = [one for one in known if one.kind != "memory-fault" or not form("aborted").search(one.text)]
     # Another failure may explain these.
-    late = ("killed", "memory-fault", *("shared-memory" for one in known if one.kind == "limits"))
+    late = ("killed", "memory-fault", "command", *("shared-memory" for one in known if one.kind == "limits"))
     known.sort(key=lambda one: one.kind in late or _of_a_client(one))
     by_weight = {weight: [one for one in known if one.weight is weight] for weight in Weight}
     crashes = [one for one in reversed(found) if one.guessed and one.weight is not Weight.END]
@@ -218,7 +222,7 @@ def _found(report: Report) -> Found | None:
         return Found(kind, line, rank, weight=report.weight, signal=report.signal, text=report.text, proof=proof)
     if event := signs.event(report.text):
         return Found(event.cause, line, rank, weight=report.weight, text=report.text, fix=event.fix)
-    client = form("client").match(report.text)
+    client = form("client").match(report.text) or form("client_code").search(report.place)
     for row in log_patterns.classes():
         hit = row.search(report.text, report.stack)
         if hit and not (client and row.kind in log_topics.table("between_ranks")):
