@@ -21,7 +21,7 @@ def main() -> None:
     rank = int(os.environ.get("NODE_RANK", "0"))
     writer = Writer(Path(spec["out"]) / f"rank-{rank}-{os.getpid()}.jsonl")
     writer.write(Begin(rank, 0, 1, rank, os.getpid(), sys.argv, "3"))
-    place = Path("kept/step")
+    place = Path(f"kept/step{rank or ''}")
     first = int(place.read_text()) if place.exists() else 0
     said = f"first {first} scratch {Path('scratch').exists()} node {rank} port {os.environ['MASTER_PORT']}"
     os.write(1, f"{said}\n".encode())  # one write: nodes share the log

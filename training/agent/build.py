@@ -79,6 +79,9 @@ def contents() -> dict[str, str]:
     """Return the archive's files by name."""
     files = {f"{PACKAGE}/{path.relative_to(ROOT).as_posix()}": path for path in needed()}
     files[f"{PACKAGE}/__init__.py"] = ROOT / "training/agent/trainyard/__init__.py"
+    proof = ROOT / "training/prove"  # `yard prove --submit` unpacks it in the pod
+    files.update({f"{PACKAGE}/training/prove/{path.relative_to(proof).as_posix()}": path
+                  for path in proof.rglob("*.py")})  # fmt: skip
     guard = ROOT / "training/guard"
     files.update({path.relative_to(guard).as_posix(): path for path in guard.rglob("*") if _is_source(path)})
     texts = {name: _NAME.sub(rf"\1{PACKAGE}.training", path.read_text("utf-8")) for name, path in files.items()}

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from training.agent.script_pod import ScriptPod
 from training.pod import development
+from training.prove import pod
 from training.run.directory import RunDir
 from training.run.failure import CODES
 from training.run.hang_limits import Limits
@@ -43,6 +44,8 @@ def main(archive: str) -> None:
     if words in (["--help"], ["-h"]):
         print(__doc__)
         sys.exit(0)
+    if words[:1] == ["--prove"]:
+        sys.exit(pod.main(words[1:], archive))
     if not words or words[0].startswith("-"):
         _say("no command; for example: agent.pyz -- torchrun train.py")
         sys.exit(2)

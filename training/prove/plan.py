@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 VERSION = 1
+VARIABLE = "TRAINYARD_PROVE_PLAN"  # has the plan for the pods of a cluster, as base64
 # What interrupts a start. "kill" ends all ranks by SIGKILL, "torn-save" does so in the middle of a save, "terminate"
 # sends SIGTERM to process 1, "exception" raises in one rank, and "hang" blocks one rank.
 FAULTS = ("kill", "torn-save", "terminate", "exception", "hang")
@@ -49,6 +50,8 @@ class Plan:
     keep: list[str] = field(default_factory=list)  # survives a restart; all else is given anew
     link: list[str] = field(default_factory=list)  # data that a copied view links instead of copying
     network: bool = False  # False: loopback only
+    pods: bool = False  # the nodes are pods; a command is then the index of one that each pod has
+    scratch: list[str] = field(default_factory=list)  # directories that end with a pod, beside its working directory
     stand_in: bool = False  # CUDA calls run on the CPU
     timeout: float = 300.0  # for one start
     hang_timeout: float = 60.0  # how long a start with a blocked rank may take to end by itself
@@ -60,13 +63,23 @@ class Plan:
 
 def write(plan: Plan, path: Path) -> None:
     """Write the plan as JSON."""
-    path.write_text(json.dumps(asdict(plan), indent=1), encoding="utf-8")
+    path.write_text(text_of(plan), encoding="utf-8")
 
 
 def read(path: Path) -> Plan:
     """Read a plan. Raises ValueError for another version."""
-    data = json.loads(path.read_text(encoding="utf-8"))
+    return from_text(path.read_text(encoding="utf-8"))
+
+
+def text_of(plan: Plan) -> str:
+    """Return the plan as JSON."""
+    return json.dumps(asdict(plan), indent=1)
+
+
+def from_text(text: str) -> Plan:
+    """Return the plan of a JSON text. Raises ValueError for another version."""
+    data = json.loads(text)
     if data.get("version") != VERSION:
-        raise ValueError(f"{path}: version {data.get('version')}; this runner reads version {VERSION}")
+        raise ValueError(f"a plan of version {data.get('version')}; this runner reads version {VERSION}")
     starts = [Start(**{**one, "fault": Fault(**one["fault"]) if one["fault"] else None}) for one in data["starts"]]
     return Plan(**{**data, "starts": starts})

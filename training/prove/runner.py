@@ -30,16 +30,20 @@ PROBE = Path(__file__).resolve().parent / "path"
 Say = Callable[[dict[str, Any]], None]
 
 
-def run(plan: Plan, out: Path, say: Say) -> None:
-    """Carry out all starts. Whatever ends this function also ends every process that it started."""
+def run(plan: Plan, out: Path, say: Say, place: Any = views, probe: Path = PROBE) -> None:
+    """Carry out all starts. Whatever ends this function also ends every process that it started.
+
+    `place` begins and removes the views of the starts: on this machine the module `view`, in a cluster its pods.
+    `probe` is the directory that loads the probe.
+    """
     try:
-        _run(plan, out, say)
+        _run(plan, out, say, place, probe)
     finally:
         for start in plan.starts:
-            views.remove(out / start.name)
+            place.remove(out / start.name)
 
 
-def _run(plan: Plan, out: Path, say: Say) -> None:
+def _run(plan: Plan, out: Path, say: Say, place: Any, probe: Path) -> None:
     done: dict[str, Outcome] = {}
     for number, start in enumerate(plan.starts):
         directory = out / start.name
@@ -57,12 +61,12 @@ def _run(plan: Plan, out: Path, say: Say) -> None:
             outcome = Outcome(start.name, "skipped", reason)
             say({"start": start.name, "state": "skipped", "note": reason})
         else:
-            outcome = Trial(plan, start, fault, out, say).run()
+            outcome = Trial(plan, start, fault, out, say, place, probe).run()
         done[start.name] = outcome
         write_outcome(directory, outcome)
         needed = {one.source for one in plan.starts[number + 1 :]}
         for name in set(done) - needed:
-            views.remove(out / name)
+            place.remove(out / name)
 
 
 def _why_not(plan: Plan, start: Start, done: dict[str, Outcome]) -> str:
@@ -83,8 +87,11 @@ def _why_not(plan: Plan, start: Start, done: dict[str, Outcome]) -> str:
 class Trial:
     """One start of the command on all nodes."""
 
-    def __init__(self, plan: Plan, start: Start, fault: Fault | None, out: Path, say: Say) -> None:
+    def __init__(
+        self, plan: Plan, start: Start, fault: Fault | None, out: Path, say: Say, place: Any, probe: Path
+    ) -> None:
         self.plan, self.start, self.fault, self.out = plan, start, fault, out
+        self._place, self._probe = place, probe
         self.directory = out / start.name
         self.watch = Watch(self.directory)
         self.outcome = Outcome(start.name, "itself", network=plan.network)
@@ -102,7 +109,7 @@ class Trial:
         begin = time.monotonic()
         log = Log(self.directory / "log")
         try:
-            view = views.begin(self.plan, self.start, self.out, self._commands(), log.descriptor)
+            view = self._place.begin(self.plan, self.start, self.out, self._commands(), log.descriptor)
         except OSError as problem:
             log.close()
             return self._not_started(problem)
@@ -141,13 +148,15 @@ class Trial:
 
     def _variables(self, node: int, instructions: Path) -> dict[str, str]:
         given = {**self.plan.variables, **self.start.variables}
+        if self.plan.pods:  # each pod adds its own
+            return {**given, "PYTHONPATH": str(self._probe), "TRAINYARD_PROVE": str(instructions)}
         if node == 0:
             self._port = given.get("MASTER_PORT") or str(free_port())
         own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self._port, **given}
         if self.plan.nodes > 1:
             own.update(NNODES=str(self.plan.nodes), NODE_RANK=str(node), PET_NNODES=str(self.plan.nodes))
             own.update(PET_NODE_RANK=str(node), PET_MASTER_ADDR="127.0.0.1", PET_MASTER_PORT=self._port)
-        path = os.pathsep.join(filter(None, [str(PROBE), given.get("PYTHONPATH", "")]))
+        path = os.pathsep.join(filter(None, [str(self._probe), given.get("PYTHONPATH", "")]))
         return {**own, "PYTHONPATH": path, "TRAINYARD_PROVE": str(instructions)}
 
     def _wait(self, view: View, begin: float) -> None:

@@ -44,7 +44,7 @@ def size(root: Path) -> int:
 
 def changed(upper: Path, lower: Path | None, shown: str, kept: bool, secrets: dict[str, str]) -> Iterator[FoundFile]:
     """Yield the files of `upper` that `lower` has not, or has with another content. `shown`: path for the script."""
-    patterns = [(name, re.compile(text.encode())) for name, text in secrets.items()]
+    shapes = patterns(secrets)
     for number, row in enumerate(entries(upper)):
         if number >= MOST_FILES:
             return
@@ -53,7 +53,7 @@ def changed(upper: Path, lower: Path | None, shown: str, kept: bool, secrets: di
             inside = os.path.relpath(row.path, str(upper))
             if stat.S_ISREG(found.st_mode) and not _same(row.path, lower, inside):
                 path = os.path.join(shown, inside)
-                yield FoundFile(path, found.st_size, kept, _secret(row.path, patterns))
+                yield FoundFile(path, found.st_size, kept, secret(row.path, shapes))
         except OSError:
             continue
 
@@ -71,8 +71,14 @@ def _same(path: str, lower: Path | None, inside: str) -> bool:
         return False
 
 
-def _secret(path: str, patterns: list[tuple[str, re.Pattern[bytes]]]) -> str:
-    if not patterns:
+def patterns(secrets: dict[str, str]) -> list[tuple[str, re.Pattern[bytes]]]:
+    """Return the shapes of secrets by their names."""
+    return [(name, re.compile(text.encode())) for name, text in secrets.items()]
+
+
+def secret(path: str, shapes: list[tuple[str, re.Pattern[bytes]]]) -> str:
+    """Return the name of a secret that a file holds, or an empty text. Raises OSError."""
+    if not shapes:
         return ""
     left, before = _SEARCHED, b""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
@@ -81,7 +87,7 @@ def _secret(path: str, patterns: list[tuple[str, re.Pattern[bytes]]]) -> str:
             if not piece:
                 return ""
             text = before + piece
-            for name, pattern in patterns:
+            for name, pattern in shapes:
                 if pattern.search(text):
                     return name
             before, left = text[-_OVERLAP:], left - len(piece)
