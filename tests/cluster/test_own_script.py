@@ -186,6 +186,28 @@ def test_training_continues_after_process_1_was_killed(
         assert sorted(job.losses()) == list(range(1, job.last_step() + 1))
 
 
+@pytest.mark.cluster_all
+def test_a_proof_in_its_own_image(kube: Kube, team: str, cell: str, yard: Yard, tmp_path: Path) -> None:
+    """All starts in two pods that share a claim. What the user has on it stays as it is, and nothing is added."""
+    volume = start(kube, team, NOTHING).volume
+    (volume / "theirs").write_text("kept")
+    file = tmp_path / "job.yaml"
+    file.write_text(yard("render", cell).stdout, encoding="utf-8")
+    asked = yard("prove", "-f", str(file), "--submit", "-n", team, code=2).stderr
+    assert "2 pods; the price is unknown" in asked
+    assert "--yes agrees" in asked
+    words = ("--submit", "-n", team, "--yes", "--json", "--steps", "45")
+    done = yard("prove", "-f", str(file), *words)
+    found = json.loads(done.stdout)
+    assert {row["claim"]: row["verdict"] for row in found["claims"]} == {
+        row["claim"]: "PASS" for row in found["claims"]
+    }
+    assert IMAGE in found["image"], found["image"]
+    assert len(found["claims"]) == 10, done.stderr
+    assert not kube.call("get", "pods,pytorchjobs", f"--namespace={team}", "--output=name").out.strip()
+    assert [path.name for path in volume.iterdir() if any(path.rglob("*")) or path.is_file()] == ["theirs"]
+
+
 def test_an_edit_reaches_the_running_pods(
     kube: Kube, team: str, cell: str, yard: Yard, own: Path, nodes: Nodes, say: Progress
 ) -> None:

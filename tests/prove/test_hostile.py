@@ -91,6 +91,8 @@ def test_a_command_that_cannot_start(words: tuple[str, ...], message: str, hint:
         (["--env", "NAME"], "--env NAME: write it as NAME=VALUE"),
         (["--workdir", "nowhere"], "nowhere: no such directory"),
         (["--set", "train.steps=3"], "a COMMAND takes --nodes and --nproc"),
+        (["-n", "team-a"], "--namespace and --context name a cluster: --submit proves there"),
+        (["--submit"], "--submit takes a CELL or -f FILE, and neither --workdir"),
         (["-f", "job.yaml"], "give -f FILE, a CELL or a COMMAND: only one of them"),
     ],
 )

@@ -159,7 +159,7 @@ def _set_processes(job: Workload, count: int) -> None:
 def _write_devices(job: Workload, amounts: Object, count: int) -> None:
     """Write the devices for `count` processes: a GPU or a Neuron core each."""
     if NEURON in amounts:
-        found = _machine(job)
+        found = machine(job)
         cores = found.cores_per_accelerator if found else 2
         if count % cores:
             near = max(cores, count // cores * cores)
@@ -208,7 +208,7 @@ def _set_image(job: Workload, image: str) -> None:
 
 def _set_instance(job: Workload, name: str) -> None:
     """Fit the job's pods to whole machines of another type of the same family."""
-    new, old = instance(name), _machine(job)
+    new, old = instance(name), machine(job)
     if old is None:
         raise UserError(
             f"--instance {name}: the pods of {job.title} ask for no type of machine",
@@ -252,7 +252,7 @@ def _family(one: Instance) -> list[Instance]:
     return [each for each in INSTANCES.values() if (each.name.partition(".")[0], each.accelerator) == wanted]
 
 
-def _machine(job: Workload) -> Instance | None:
+def machine(job: Workload) -> Instance | None:
     """Return the type of machine that the job's pods ask for, None if they ask for none or for several."""
     found = {value for spec in job.training_specs() for value in wanted_types(spec)}
     types = [one for one in INSTANCES.values() if found & set(one.node_names)]

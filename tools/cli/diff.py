@@ -1,4 +1,18 @@
-"""Show what applying a cell would change on the current cluster."""
+"""Show what applying a cell would change on the current cluster.
+
+Renders the cell and runs `kubectl diff --server-side`. The API server adds its defaults and the fields of
+other owners, so a cell that is already applied shows no difference. Nothing is changed. For a cell that Flux
+has applied, use Flux's field manager.
+
+\b
+Examples:
+  yard diff overlays/p5/llama-3-1-8b
+  yard diff cpu/llama-tiny -n team-a --context staging
+  yard diff cpu/llama-tiny --field-manager kustomize-controller
+
+\b
+Exit codes: 0 no difference, 1 differences, 2 any error.
+"""
 
 import click
 
@@ -11,7 +25,7 @@ from tools.kube.kubectl import Kubectl, failure
 FIELD_MANAGER = "kubectl"  # the default of `kubectl apply --server-side`
 
 
-@click.command()
+@click.command(help=__doc__)
 @_knobs.target
 @_knobs.options
 @click.option("-n", "--namespace", metavar="NAME", help="The namespace.")

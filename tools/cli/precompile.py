@@ -1,4 +1,13 @@
-"""Print the job that compiles a Neuron cell's graphs before it trains."""
+"""Print the job that compiles a Neuron cell's graphs before it trains.
+
+It is CELL with overlays/feature/precompile above it: the same image, nodes, configuration and command, behind
+neuron_parallel_compile. When it has ended, the cell's own job finds the graphs in the shared cache.
+
+\b
+Examples:
+  yard precompile trn1/bert-large | kubectl apply --server-side -f -
+  kubectl logs trn1-bert-large-train-graphs-worker-0 | yard job metrics -
+"""
 
 from pathlib import Path
 
@@ -12,7 +21,7 @@ from tools.facts.instances import NEURON
 COMPONENT = "overlays/feature/precompile"
 
 
-@click.command()
+@click.command(help=__doc__, short_help="print the job that compiles a Neuron cell's graphs")
 @click.argument("cell")
 def command(cell: str) -> None:
     output.block(render(locate.cell_path(cell)), raw=True)

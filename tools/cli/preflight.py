@@ -1,4 +1,28 @@
-"""Check manifests by all rules before they are applied, offline."""
+"""Check manifests by all rules before they are applied, offline.
+
+Checks rendered cells, or with -f any manifest, and answers two questions. Will it train: FAIL means that the
+job does not start, does not train as one job, loses its work or leaks a secret; CANNOT TELL means that the
+manifest does not say enough. Good practice: PASS or WARN. docs/preflight.md describes the rules.
+
+With --fix, findings that have one good value are repaired in the file, or by patches in the directory.
+
+\b
+Examples:
+  yard preflight overlays/p5/llama-3-1-8b
+  yard preflight --all
+  yard preflight -f job.yaml -v
+  yard preflight -f job.yaml --strict
+  yard preflight -f job.yaml --command "torchrun --nnodes 2 train.py"
+  yard preflight p5/llama-3-1-8b --nodes 4
+  yard preflight p5/llama-3-1-8b --cluster gpu    its machines, claims, kinds of jobs and queues
+  yard preflight -f job.yaml --proof local/proofs    its script has been proven
+  yard preflight -f job.yaml --fix
+  yard preflight overlays/p5/llama-3-1-8b-lora --base models/Llama-3.1-8B
+  kubectl kustomize overlays/cpu/llama-tiny | yard preflight -
+
+\b
+Exit codes: 0 PASS or WARN, 1 FAIL (with --strict also WARN), 2 bad input, 3 CANNOT TELL.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +48,7 @@ from tools.workload import kinds
 SHOWN = (State.FAIL, State.CANNOT_TELL, State.WARN, State.PASS)
 
 
-@click.command()
+@click.command(help=__doc__)
 @click.argument("cells", nargs=-1, metavar="[CELL ...]")
 @click.option("--all", "every", is_flag=True, help="Check all cells under overlays/.")
 @click.option("-f", "--file", "files", multiple=True, metavar="FILE", help="A manifest, or - for standard input.")

@@ -1,6 +1,37 @@
-"""Prove that a training script trains on all its ranks and comes back after failures."""
+"""Prove that a training script trains on all its ranks and comes back after failures.
+
+The command is started several times on this machine, unchanged: whole, twice, killed, killed in the middle of a
+save, with SIGTERM, with an exception and a hang in one rank, and with another number of ranks. A probe in each
+rank compares what the runs do. It takes a few minutes for a small script, with --only one claim about a minute.
+
+COMMAND is what you would type: yard prove -- torchrun --nproc-per-node 2 train.py --epochs 1. A CELL or the job
+of a file starts with its own command, variables and volumes, as with `yard run`.
+
+The script runs with your rights: run only code that you trust. It sees your files and cannot change them: each
+run writes to a copy-on-write view, and the next one finds what lies in --keep. Where the machine allows no such
+view, the script runs on a copy of what git does not ignore, and a Python `open` for writing elsewhere ends the
+proof; writers in C++ are not stopped. The processes have loopback only, unless --network is given, and of your
+environment only PATH, HOME, the language, and what names caches, libraries and devices.
+
+With --submit, a CELL or the job of a file is proven in the cluster: in its own image, on its own nodes and
+volumes, as a small job of two pods that is deleted afterwards. It says the price first. What the job may write
+on its claims is a directory of the proof's own; --keep PATH names it, and the rest of the claim is only read.
+
+\b
+Examples:
+  yard prove -- torchrun --nproc-per-node 2 train.py --epochs 1
+  yard prove --only resume --keep checkpoints -- torchrun --nproc-per-node 2 train.py
+  yard prove --nproc 2 --steps 12 -- python train.py
+  yard prove cpu/llama-tiny --nodes 1
+  yard prove -f job.yaml --yes --report proof.html
+  yard prove -f job.yaml --submit -n team-a
+
+\b
+Exit codes: 0 no FAIL, 1 a FAIL (with --strict also a WARN), 2 bad input, 3 a claim of 1 to 3 or 5 is CANNOT TELL.
+"""
 
 import json
+import secrets
 import shutil
 import signal
 import sys
@@ -15,18 +46,24 @@ import click
 from tools.cells import knobs as cells_knobs
 from tools.cells.knobs import Knobs
 from tools.cli import _knobs
+from tools.cli.job import _options
 from tools.core import output, repo
 from tools.core.errors import UserError
 from tools.core.verdict import Verdict
+from tools.job import proof_job
+from tools.job.snapshot import lookup
+from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Manifests
-from tools.prove import claims, proofs, report, run, trials
+from tools.prove import claims, pods, proofs, report, run, trials
 from tools.prove.observed import TABLE
 from tools.prove.trials import Options, Subject
+from tools.workload import kinds
 
 PROOF = "proof"
+PODS = 2  # of a proof in the cluster, where the job has as many
 
 
-@click.command()
+@click.command(help=__doc__, short_help="prove that a training script trains and comes back")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[CELL | -- COMMAND ...]")
 @click.option("-f", "--file", metavar="FILE", help="Prove the job of FILE (- for standard input).")
 @_knobs.options
@@ -45,9 +82,12 @@ PROOF = "proof"
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the result as JSON.")
 @click.option("--report", "page", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a report.")
 @click.option("--strict", is_flag=True, help="Exit with 1 for a WARN too.")
-@click.option("--yes", is_flag=True, help="Start the command of a file without a question.")
+@click.option("--submit", "submitted", is_flag=True, help="Prove it in the cluster, as a small job.")
+@_options.cluster
+@click.option("--yes", is_flag=True, help="Start the command of a file, or a job that costs, without a question.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
+    kubectl: Kubectl,
     words: tuple[str, ...],
     file: str | None,
     knobs: Knobs,
@@ -55,6 +95,7 @@ def command(
     out: Path | None,
     page: Path | None,
     strict: bool,
+    submitted: bool,
     yes: bool,
     as_json: bool,
     only: tuple[str, ...],
@@ -62,13 +103,18 @@ def command(
 ) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what follows cleans up then too
     options = Options(**others, only=only, claims=trials.wanted(only))
-    subject, what = _subject(words, file, knobs, workdir, options, yes)
+    if not submitted and (kubectl.namespace or kubectl.context):
+        raise UserError("--namespace and --context name a cluster: --submit proves there")
     records = Path(tempfile.mkdtemp(prefix="yard-prove-"))
     try:
-        result = run.prove(subject, options, records)
+        if submitted:
+            result, what, image = _in_cluster(kubectl, words, file, knobs, workdir, options, yes, records)
+        else:
+            subject, what = _subject(words, file, knobs, workdir, options, yes)
+            result, image = run.prove(subject, options, records), subject.image
     finally:
         shutil.rmtree(records, ignore_errors=True)
-    kept = proofs.saved(what, result.verdicts, result.versions, result.figures, result.not_proven, subject.image)
+    kept = proofs.saved(what, result.verdicts, result.versions, result.figures, result.not_proven, image)
     if out is not None:
         _write(out, json.dumps(asdict(kept), indent=2) + "\n")
     if page is not None:
@@ -107,15 +153,48 @@ def _subject(
     return subject, _program(manifests, subject)
 
 
+def _in_cluster(
+    kubectl: Kubectl,
+    words: Sequence[str],
+    file: str | None,
+    knobs: Knobs,
+    workdir: Path | None,
+    options: Options,
+    yes: bool,
+    records: Path,
+) -> tuple[run.Result, proofs.Program, str]:
+    """Prove a cell or the job of a file in the cluster."""
+    if (file is None) == (len(words) != 1) or workdir is not None or options.network or options.link:
+        raise UserError("--submit takes a CELL or -f FILE, and neither --workdir, --network nor --link")
+    here = lookup.in_namespace(kubectl)
+    plain = cells_knobs.rendered(words[0] if words else None, file, Knobs())
+    small = min(PODS, kinds.job_of(plain).nodes)
+    wanted = replace(knobs, nodes=knobs.nodes or small, name=knobs.name or f"{PROOF}-{secrets.token_hex(3)}")
+    manifests = cells_knobs.applied(plain, wanted)
+    trial = pods.trial(manifests, options)
+    output.note(f"{proof_job.price(manifests, trial.plan.nodes)}; a small script takes a few minutes")
+    if not yes:
+        _ask(f"prove {trial.subject.name} in namespace {here.namespace}?", "a proof in the cluster costs money")
+    proven = proof_job.prove(here, manifests, trial, options, records)
+    found = proofs.wanted(manifests, Path.cwd())
+    what = found[0].program if found else proofs.program(trial.subject.command, Path.cwd())
+    return proven.result, what, proven.image
+
+
 def _program(manifests: Manifests, subject: Subject) -> proofs.Program:
     found = proofs.wanted(manifests, subject.workdir)
     return found[0].program if found else proofs.program(subject.command, subject.workdir)
 
 
 def _agree(manifests: Manifests) -> None:
+    what = f"the command of {manifests.source}"
+    _ask(f"run {what} with your rights?", f"{what} would run with your rights")
+
+
+def _ask(question: str, without_answer: str) -> None:
     if not sys.stdin.isatty():
-        raise UserError(f"the command of {manifests.source} would run with your rights", "--yes agrees")
-    if output.ask(f"run the command of {manifests.source} with your rights? yes/no") != "yes":
+        raise UserError(without_answer, "--yes agrees")
+    if output.ask(f"{question} yes/no") != "yes":
         raise UserError("nothing was started")
 
 

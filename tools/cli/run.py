@@ -1,4 +1,23 @@
-"""Train a cell on this machine, its pods as local processes."""
+"""Train a cell on this machine, its pods as local processes.
+
+The cell, or the PyTorchJob of a file, is rendered exactly as for a cluster. Its pods start with the
+environment that the training operator would inject. Run the same command again to continue; a finished run is
+reported as finished. With --name, one cell has many runs side by side.
+
+Images are not used. The command of a script of your own starts in the working directory, with the programs of
+this machine and as you: run only manifests that you trust.
+
+\b
+Exit codes: 0 trained, 1 the run failed, 2 bad input, 130 after Ctrl-C.
+Examples:
+  yard run overlays/cpu/llama-tiny
+  yard run cpu/llama-tiny --set train.steps=800 --set train.learning_rate=0.001
+  yard run cpu/llama-tiny --nodes 1 --nproc 2 --fresh
+  yard run cpu/llama-tiny --name lr-1e-3 --set train.learning_rate=1e-3
+  yard run cpu/llama-tiny --dry-run
+  yard run -f job.yaml
+  yard run cpu/llama-tiny-lora --show-example
+"""
 
 import click
 
@@ -9,7 +28,7 @@ from tools.local import job as local_job
 from tools.local import run
 
 
-@click.command()
+@click.command(help=__doc__, short_help="train a cell on this machine")
 @_knobs.target
 @_knobs.options
 @click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="Use port N for the rendezvous.")

@@ -1,4 +1,16 @@
-"""Write text from a run's checkpoint."""
+"""Write text from a run's checkpoint.
+
+RUN is the name of a run below local/runs, a run's directory, or a cell, with --name one of its runs. It can
+be left out when only one run exists. Without --prompt, the first of the configuration's sample.prompts is
+used.
+
+\b
+Exit codes: 0 text was written, 1 the checkpoint is damaged, 2 bad input or no checkpoint.
+Examples:
+  yard sample --prompt "def main("
+  yard sample cpu-llama-tiny-train --prompt "import " --temperature 0 --max-new-tokens 80
+  yard sample overlays/cpu/llama-tiny --prompt "class Queue" --step 200
+"""
 
 import subprocess
 import sys
@@ -24,7 +36,7 @@ def which(command: Command) -> Command:
     return click.argument("run", required=False)(named(command))
 
 
-@click.command()
+@click.command(help=__doc__, short_help="write text from a run's checkpoint")
 @which
 @click.option("--prompt", metavar="TEXT", help="The text to continue.")
 @click.option("--max-new-tokens", type=click.IntRange(1), metavar="N", help="Write at most N tokens.")

@@ -1,4 +1,32 @@
-"""Prove that a job's pods form one world of ranks."""
+"""Prove that a job's pods form one world of ranks.
+
+Every job of a cell or a file is checked by the rules of its controller: PyTorchJob, TrainJob with its
+runtime, HyperPodPyTorchJob, Volcano Job, JobSet and Job, also inside an AppWrapper, a Katib Experiment or a
+List. What passes is run here, with a probe in place of the trainer: world size, unique ranks, one all-reduce
+over all of them. On other kinds of job the verdict is CANNOT TELL.
+
+Nothing of the manifest's own code runs, and none of its files is read or written. What starts is this Python
+(-I, isolated), torch's torchrun and this project's probe. The manifest decides the numbers of nodes,
+processes and ranks, the rendezvous backend and its time limits, and which pods meet. Its variables, its other
+options and its images are not used. The processes listen on loopback only. Where the kernel allows it, they
+have a network of their own; the evidence says whether they had. A cell, unlike a file, is rendered by
+kustomize, which may fetch remote bases by https; plugins and exec functions stay off.
+
+The command is followed as the pod runs it: shell scripts, variables, torchrun, accelerate, deepspeed and
+hyperpodrun. If the manifest has no command, only the image knows what starts: give it with --command, or let
+--image-config ask your docker engine, and the image's registry, for its ENTRYPOINT and CMD. Without the
+option neither is asked.
+
+\b
+Examples:
+  yard wiring overlays/cpu/llama-tiny
+  yard wiring -f job.yaml --operator-version 1.7.0
+  yard wiring -f job.yaml --command "torchrun --nnodes 2 train.py"
+  kubectl kustomize overlays/cpu/llama-tiny | yard wiring -f -
+
+\b
+Exit codes: 0 PASS or WARN, 1 FAIL, 3 CANNOT TELL.
+"""
 
 import click
 
@@ -14,7 +42,7 @@ from tools.simulator import wiring, wiring_proof
 from tools.workload import kinds, operator_pods
 
 
-@click.command()
+@click.command(help=__doc__, short_help="prove that a job's pods form one world")
 @_knobs.target
 @_knobs.options
 @click.option("--pods", type=click.IntRange(1), metavar="N", help="Run only the first N pods of the job.")

@@ -45,10 +45,16 @@ def prove(subject: Subject, options: Options, out: Path) -> Result:
         made, whole = _on_stand_in(made, whole, out)
     if whole.trained:
         _carry_out(made, out, len(made.starts))
+    return judged(made, notes, options, out, time.monotonic() - begun)
+
+
+def judged(made: Plan, notes: dict[str, str], options: Options, out: Path, seconds: float) -> Result:
+    """Return what the records in `out` prove. `notes` say why starts are not in the plan."""
+    whole = observed.read("whole", out / "whole")
     runs = {name: observed.read(name, out / name) for name in TABLE["starts"]}
     proof = Proof(runs, made.steps, made.hang_timeout, made.grace, notes)
     verdicts = [claims.judge(name, proof) for name in options.claims]
-    figures = {**figures_of(whole), "seconds of the proof": round(time.monotonic() - begun, 1)}
+    figures = {**figures_of(whole), "seconds of the proof": round(seconds, 1)}
     versions = next((end.versions for end in whole.ends()), {})
     return Result(verdicts, figures, _not_proven(whole), versions)
 
@@ -82,6 +88,8 @@ def _not_proven(whole: Run) -> list[str]:
     rows = [str(TABLE["replaced"])] if whole.stand_in else []
     if outcome is not None and outcome.view == "copy":
         rows.append("the script ran on a copy without a network of its own: namespaces are not allowed here")
+    if outcome is not None and outcome.view == "pods":
+        rows.append("files outside of the volumes, of the working directory and of temporary directories")
     if outcome is not None and outcome.left_over:
         rows.append(f"the script left processes running, which were ended: {', '.join(outcome.left_over[:8])}")
     return rows
@@ -96,8 +104,7 @@ def _carry_out(made: Plan, out: Path, count: int) -> None:
         [sys.executable, "-I", str(RUNNER), str(path), str(out)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         text=True, start_new_session=True,
     )  # fmt: skip
-    names = list(TABLE["starts"])
-    show = _progress(count, [name for name in names if name in {one.name for one in made.starts}])
+    show = progress(made, count)
     try:
         assert process.stdout is not None
         for line in process.stdout:
@@ -110,13 +117,16 @@ def _carry_out(made: Plan, out: Path, count: int) -> None:
         raise UserError(f"the runner of the proof ended with exit code {process.returncode}", code=1)
 
 
-def _progress(count: int, names: list[str]) -> Callable[[Mapping[str, Any]], None]:
+def progress(made: Plan, count: int | None = None) -> Callable[[Mapping[str, Any]], None]:
+    """Return a function that says what the rows of the runner tell, at most one line in ten seconds for each start."""
+    wanted = {one.name for one in made.starts}
+    names = [name for name in TABLE["starts"] if name in wanted]
     told = 0.0
 
     def show(row: Mapping[str, Any]) -> None:
         nonlocal told
         name, state = str(row["start"]), row["state"]
-        what = f"{names.index(name) + 1} of {count}: {TABLE['starts'][name]}"
+        what = f"{names.index(name) + 1} of {count or len(names)}: {TABLE['starts'][name]}"
         now = time.monotonic()
         if state == "skipped":
             output.note(f"{what}: left out: {row['note']}")

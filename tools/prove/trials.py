@@ -49,6 +49,7 @@ class Subject:
     grace: float = 30.0
     image: str = ""
     name: str = ""
+    nproc: int | None = None  # the ranks of a node, where a variable of the operator says so
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def of_command(words: Sequence[str], workdir: Path, knobs: Knobs, options: Optio
         raise UserError(f"--workdir {workdir}: no such directory")
     command = _with_nodes(_with_nproc(list(words), knobs.nproc), knobs.nodes)
     variables = {name: value for name, value in os.environ.items() if ALLOWED.fullmatch(name)}
-    variables.update(_variables(options.env))
+    variables.update(given(options.env))
     _check(command, workdir, variables)
     keep = [_below(workdir, text) for text in options.keep] or [workdir]
     return Subject(command, workdir, variables, keep, knobs.nodes or 1)
@@ -102,7 +103,7 @@ def of_manifests(manifests: Manifests, target: Sequence[str], knobs: Knobs, opti
     local_run.materialise(job)
     pod, container = job.local[0], job.pods[0].container
     variables = {name: value for name, value in pod.environment.items() if not OPERATOR.fullmatch(name)}
-    variables.update(_variables(options.env))
+    variables.update(given(options.env))
     mounts = [mount.local for mount in pod.mounts if not EPHEMERAL.match(mount.kind)]
     keep = [*mounts, *(_below(pod.cwd, text) for text in options.keep)]
     image = str(container.get("image") or "")
@@ -113,7 +114,9 @@ def plan(subject: Subject, options: Options) -> tuple[Plan, dict[str, str]]:
     """Return the plan for the claims of `options`, and why starts that they need are not in it."""
     needed = {name for claim in options.claims for name in TABLE["claims"][claim]["starts"]}
     again = shlex.split(options.resume) if options.resume else subject.command
-    other = other_world(again)
+    other, number = other_world(again), {}
+    if other is None and subject.nproc:
+        other, number = again, {"PET_NPROC_PER_NODE": str(_another(subject.nproc))}
     notes = {} if other else {"world": "the command does not say how many ranks a launcher starts"}
     starts = []
     for name in TABLE["starts"]:
@@ -122,7 +125,8 @@ def plan(subject: Subject, options: Options) -> tuple[Plan, dict[str, str]]:
         command = other if name == "world" and other else again if name in SOURCES else subject.command
         fault = Fault(FAULTS[name], step=options.kill_at if name == "killed" else None) if name in FAULTS else None
         claims = [number for number, claim in enumerate(NAMES, 1) if name in TABLE["claims"][claim]["starts"]]
-        starts.append(Start(name, claims, command, SOURCES.get(name), fault))
+        more = number if name == "world" else {}
+        starts.append(Start(name, claims, command, SOURCES.get(name), fault, variables=more))
     made = Plan(
         starts=starts,
         workdir=str(subject.workdir),
@@ -149,8 +153,11 @@ def other_world(command: Sequence[str]) -> list[str] | None:
     at, value = _nproc(command)
     if at is None or not value.isdigit() or int(value) < 1:
         return None
-    number = int(value) // 2 if int(value) > 1 else 2
-    return _replaced(list(command), at, number)
+    return _replaced(list(command), at, _another(int(value)))
+
+
+def _another(number: int) -> int:
+    return number // 2 if number > 1 else 2
 
 
 def _nproc(command: Sequence[str]) -> tuple[int | None, str]:
@@ -215,7 +222,8 @@ def _with_nodes(command: list[str], number: int | None) -> list[str]:
     return [*kept, *words]
 
 
-def _variables(rows: Sequence[str]) -> dict[str, str]:
+def given(rows: Sequence[str]) -> dict[str, str]:
+    """Return the variables of `--env`. Raises UserError."""
     found = {}
     for row in rows:
         name, separator, value = row.partition("=")

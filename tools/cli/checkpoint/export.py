@@ -1,4 +1,11 @@
-"""Write the model as transformers reads it, or the adapter as peft does, with its tokenizer."""
+"""Write the model as transformers reads it, or the adapter as peft does, with its tokenizer.
+
+DIR appears as a whole or not at all. It must not exist or must be empty.
+
+\b
+Example: yard checkpoint export cpu-llama-tiny-train --to exported/llama-tiny
+Exit codes: 0 exported, 1 the export failed, 2 bad input or no checkpoint.
+"""
 
 from pathlib import Path
 
@@ -9,7 +16,7 @@ from tools.core import output
 from tools.core.own_module import answer
 
 
-@click.command()
+@click.command(name="export", help=__doc__)
 @which
 @click.option("--to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The directory to create.")
 @click.option("--merge", is_flag=True, help="Merge the adapters into their base: one whole model.")

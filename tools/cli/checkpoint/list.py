@@ -1,4 +1,9 @@
-"""List the steps that are committed."""
+"""List the steps that are committed.
+
+\b
+Example: yard checkpoint list cpu-llama-tiny-train
+Exit codes: 0 listed, 2 bad input.
+"""
 
 import click
 
@@ -7,7 +12,7 @@ from tools.cli.sample import run_directory, which
 from tools.core import output
 
 
-@click.command()
+@click.command(name="list", help=__doc__)
 @which
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(run: str | None, name: str | None, as_json: bool) -> None:

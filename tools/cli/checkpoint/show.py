@@ -1,4 +1,9 @@
-"""Show what one checkpoint holds and what it was trained from."""
+"""Show what one checkpoint holds and what it was trained from.
+
+\b
+Example: yard checkpoint show cpu-llama-tiny-train --step 100
+Exit codes: 0 shown, 1 the checkpoint is damaged, 2 bad input or no checkpoint.
+"""
 
 import math
 from typing import Any
@@ -10,7 +15,7 @@ from tools.cli.sample import run_directory, which
 from tools.core import output
 
 
-@click.command()
+@click.command(name="show", help=__doc__)
 @which
 @click.option("--step", type=click.IntRange(0), metavar="N", help="Show step N instead of the newest.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole manifest as JSON.")

@@ -1,4 +1,12 @@
-"""Hash every byte of the checkpoints and compare with their manifests."""
+"""Hash every byte of the checkpoints and compare with their manifests.
+
+Digests show damage. Only a signature shows who wrote a checkpoint: with a key, a checkpoint that is not
+signed with it, or is signed for another run, is refused.
+
+\b
+Example: yard checkpoint verify cpu-llama-tiny-train --key signing-key
+Exit codes: 0 all are good, 1 one is damaged or not signed, 2 bad input or no checkpoint.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +19,7 @@ from tools.core import output
 from tools.core.verdict import State, Verdict
 
 
-@click.command()
+@click.command(name="verify", help=__doc__)
 @which
 @click.option("--step", type=click.IntRange(0), metavar="N", help="Verify step N only.")
 @click.option(

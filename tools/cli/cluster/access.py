@@ -1,4 +1,19 @@
-"""Give a role or user access to the cluster's API server with an EKS access entry."""
+"""Give a role or user access to the cluster's API server with an EKS access entry.
+
+PRINCIPAL is the ARN of a role, a user, or the session of an assumed role. The default is your own. `--policy
+team` gives what jobs in a namespace need: the Role trainyard-team of base/plugins/namespace, by a Kubernetes
+group. The others are access policies of EKS; edit does not cover PyTorchJobs. Nothing is taken away: what the
+principal has besides is printed.
+
+\b
+Examples:
+  yard cluster access gpu --policy admin --dry-run
+  yard cluster access gpu arn:aws:iam::111122223333:role/team --policy team --namespace training
+
+\b
+Exit codes: 0 access exists, 1 with --dry-run: a change is needed, 2 no such cluster or principal,
+3 AWS did not answer or denied access.
+"""
 
 import click
 
@@ -11,7 +26,7 @@ from tools.core import output
 from tools.core.errors import UserError
 
 
-@click.command()
+@click.command(help=__doc__)
 @_options.cluster_and_account
 @click.argument("principal", required=False)
 @click.option(

@@ -1,4 +1,15 @@
-"""Add access entries, the Pod Identity agent and roles of pods to a cluster not created by trainyard."""
+"""Add access entries, the Pod Identity agent and roles of pods to a cluster not created by trainyard.
+
+\b
+Examples:
+  yard cluster init gpu-hyperpod --hyperpod ml-cluster --yes
+  yard cluster config gpu-hyperpod
+  yard cluster adopt gpu-hyperpod --dry-run
+
+\b
+Exit codes: 0 success, 1 eksctl failed, 2 a fact or eksctl is missing,
+3 AWS did not answer or denied access.
+"""
 
 import click
 
@@ -9,7 +20,7 @@ from tools.cluster.spec import Spec
 from tools.core.errors import UserError
 
 
-@click.command()
+@click.command(help=__doc__)
 @_options.cluster_and_account
 @click.option("--dry-run", is_flag=True, help="Print the commands without running them.")
 @_options.as_json

@@ -1,4 +1,15 @@
-"""Check whether N instances of a type can be started: zone, subnet addresses, quota, reservation, permission."""
+"""Check whether N instances of a type can be started: zone, subnet addresses, quota, reservation, permission.
+
+\b
+Examples:
+  yard cluster capacity p5.48xlarge 4 --region us-west-2
+  yard cluster capacity g5.8xlarge 8 --cluster gpu --zone us-west-2a
+  yard cluster capacity g5.8xlarge 8 --spot
+
+\b
+Exit codes: 0 reserved and free, 1 a check failed, 2 unknown type or cluster, 3 unknown: no known obstacle,
+or AWS did not answer or denied access.
+"""
 
 import click
 
@@ -10,7 +21,7 @@ from tools.core import output, repo
 from tools.facts.instances import instance
 
 
-@click.command()
+@click.command(help=__doc__)
 @click.argument("kind", metavar="TYPE")
 @click.argument("count", metavar="N", type=click.IntRange(1, 10_000))
 @click.option("--zone", metavar="NAME", help="Only in this zone.")

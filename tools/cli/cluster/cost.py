@@ -1,4 +1,18 @@
-"""Show what a cluster costs per hour now: nodes, control plane, NAT gateways, disks and file systems."""
+"""Show what a cluster costs per hour now: nodes, control plane, NAT gateways, disks and file systems.
+
+Prices are dated list prices. A resource without a known price is counted as unknown, never as free. Without
+CLUSTER, only the nodes of the current context are seen, and on EKS its control plane.
+
+\b
+Examples:
+  yard cluster cost gpu
+  yard cluster cost --context k3s
+  yard cluster cost gpu --json
+
+\b
+Exit codes: 0 all prices are known, 2 no such cluster or context, 3 a price or a part of the cluster is
+unknown, or the cluster or AWS did not answer or denied access.
+"""
 
 import click
 
@@ -13,7 +27,7 @@ from tools.kube.kubectl import Kubectl
 UNSEEN = "the API server does not show gateways, load balancers, disks, file systems and other machines"
 
 
-@click.command()
+@click.command(help=__doc__)
 @_options.cluster_or_context
 @_options.as_json
 def command(spec: Spec, session: Session, kubectl: Kubectl, as_json: bool) -> None:

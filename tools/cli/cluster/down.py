@@ -1,4 +1,20 @@
-"""Delete a cluster: what has the tag trainyard/cluster=REGION/NAME and is provably of this cluster."""
+"""Delete a cluster: what has the tag trainyard/cluster=REGION/NAME and is provably of this cluster.
+
+The proof is membership in the cluster, its VPC or its stacks, or a name that tagging cannot change. The
+resources to delete and to keep are listed with their prices before you are asked to confirm, and each is read
+again right before it is deleted. File systems and volumes are kept and listed with the command that deletes
+them. Repeat an interrupted run to continue it. An adopted cluster keeps its control plane and nodes.
+
+\b
+Examples:
+  yard cluster down cpu-demo
+  yard cluster down cpu-demo --dry-run
+  yard cluster down cpu-demo --yes --expect 11    as many as --dry-run listed
+
+\b
+Exit codes: 0 everything is deleted, 1 something is not deleted, the list has changed, or with --dry-run:
+something would be deleted, 2 not confirmed, 3 AWS did not answer or denied access.
+"""
 
 import click
 
@@ -11,7 +27,7 @@ from tools.core import output
 from tools.core.errors import UserError
 
 
-@click.command()
+@click.command(help=__doc__)
 @_options.cluster_and_account
 @click.option("--dry-run", is_flag=True, help="List the resources without deleting them.")
 @click.option("--yes", is_flag=True, help="Delete without confirmation. Needs --expect.")

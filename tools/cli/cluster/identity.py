@@ -1,4 +1,25 @@
-"""Show, simulate or apply the IAM policies of a cluster's service accounts."""
+"""Show, simulate or apply the IAM policies of a cluster's service accounts.
+
+The policies are generated from the bucket and prefixes in cluster.env, for your account and region. `yard
+cluster create` runs --apply; repeat it for changed facts, and for the runs of Flux, each of which has its own
+service account. It then checks each role with IAM's simulator.
+
+Pods get their role through Pod Identity, or with --irsa through tokens of the cluster (IRSA), for nodes
+without the Pod Identity agent. External Secrets always uses IRSA. For IRSA, the commands that annotate the
+service accounts are printed.
+
+\b
+Examples:
+  yard cluster identity gpu                 print the policies
+  yard cluster identity gpu --simulate      check with IAM that they allow what they should and nothing else
+  yard cluster identity gpu --apply         roles and Pod Identity associations
+  yard cluster identity gpu --apply --irsa  roles and the account's identity provider
+  yard cluster identity gpu --apply --dry-run
+
+\b
+Exit codes: 0 success, 1 a simulation failed, or with --dry-run: a change is needed, 2 no such cluster or
+wrong options, 3 AWS did not answer or denied access.
+"""
 
 from dataclasses import replace
 
@@ -14,7 +35,7 @@ from tools.core.errors import UserError
 from tools.core.verdict import State
 
 
-@click.command()
+@click.command(help=__doc__)
 @_options.cluster_and_account
 @click.option("--simulate", is_flag=True, help="Check the policies with IAM's simulator.")
 @click.option("--apply", "change", is_flag=True, help="Create or correct roles, policies and associations.")

@@ -1,4 +1,23 @@
-"""Write clusters/NAME from what a cluster shows, or add to it what is new."""
+"""Write clusters/NAME from what a cluster shows, or add to it what is new.
+
+Read are the nodes (types, devices, zones), storage classes, claims, kinds of jobs, operators with their
+versions, and queues of the current context or of --context. With --eks or --hyperpod AWS is asked too, for
+names, VPC, subnets, security groups, file system, roles and groups of nodes; a context of the kubeconfig that
+leads to that cluster is then read as well. What you may not see is said and never guessed. If the directory
+exists, the command shows the difference and writes it with --yes; facts, comments and parts of the platform
+that are there stay.
+
+\b
+Examples:
+  yard cluster init lab                                  from the current context
+  yard cluster init lab --context k3s -n team-a
+  yard cluster init gpu --eks gpu --region us-west-2
+  yard cluster init gpu-hyperpod --hyperpod ml-cluster --yes
+
+\b
+Exit codes: 0 written or up to date, 1 the directory exists and differs, 2 no such context or cluster,
+3 the cluster or AWS did not answer or denied access.
+"""
 
 import click
 
@@ -13,7 +32,7 @@ from tools.core import output, repo
 from tools.core.errors import UserError
 
 
-@click.command()
+@click.command(help=__doc__)
 @click.argument("name", metavar="NAME")
 @click.option("--context", metavar="NAME", help="The context of the kubeconfig.")
 @click.option("--eks", metavar="NAME", help="The EKS cluster NAME.")

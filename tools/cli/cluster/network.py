@@ -1,4 +1,18 @@
-"""Check the network of a cluster's nodes: security groups, SSH, zones, placement, CNI, Lustre, pods per node."""
+"""Check the network of a cluster's nodes: security groups, SSH, zones, placement, CNI, Lustre, pods per node.
+
+Without CLUSTER, the cluster is that of the current context. If the kubeconfig shows that it is on EKS, AWS is
+asked too; otherwise security groups and SSH are CANNOT TELL.
+
+\b
+Examples:
+  yard cluster network gpu
+  yard cluster network --context k3s
+  yard cluster network gpu --prefix-delegation on     allow more pods per node
+  yard cluster network gpu --prefix-delegation off
+
+\b
+Exit codes: 0 passed, 1 a check failed, 2 no such cluster, 3 AWS did not answer or denied access.
+"""
 
 import click
 
@@ -10,7 +24,7 @@ from tools.core import output
 from tools.kube.kubectl import Kubectl
 
 
-@click.command()
+@click.command(help=__doc__)
 @_options.cluster_or_context
 @click.option(
     "--prefix-delegation", "prefixes", type=click.Choice(["on", "off"]), help="Turn it on or off in the VPC CNI."

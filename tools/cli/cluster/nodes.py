@@ -1,4 +1,19 @@
-"""Show the nodes of a cluster: readiness, type, zone, use of devices, EFA and pods, health."""
+"""Show the nodes of a cluster: readiness, type, zone, use of devices, EFA and pods, health.
+
+On HyperPod, deep health checks run when instances are created or updated, if the cluster enables them, and on
+demand: aws sagemaker start-cluster-health-check. A node takes no pods while they run.
+
+\b
+Examples:
+  yard cluster nodes
+  yard cluster nodes --context gpu --json
+  yard cluster nodes --save evidence/        save the snapshot
+  yard cluster nodes --from evidence/        read a saved snapshot
+
+\b
+Exit codes: 0 all nodes are healthy, 1 a node has a problem or there are no nodes, 2 no such context or
+snapshot, 3 the cluster did not answer or denied access.
+"""
 
 from pathlib import Path
 
@@ -13,7 +28,7 @@ from tools.kube.kubectl import Kubectl
 HEADS = ("node", "ready", "instance", "zone", "devices", "efa", "pods", "health")
 
 
-@click.command()
+@click.command(help=__doc__)
 @click.option("--context", metavar="NAME", help="The context of the kubeconfig.")
 @click.option("--from", "recorded", type=click.Path(path_type=Path), metavar="DIR", help="Read a saved snapshot.")
 @click.option("--save", "keep", type=click.Path(path_type=Path), metavar="DIR", help="Save the snapshot.")

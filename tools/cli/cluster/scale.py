@@ -1,4 +1,14 @@
-"""Set the number of nodes of a node group, within the limits of cluster.env."""
+"""Set the number of nodes of a node group, within the limits of cluster.env.
+
+\b
+Examples:
+  yard cluster scale gpu g5 4 --dry-run
+  yard cluster scale gpu g5 0
+
+\b
+Exit codes: 0 success, 1 with --dry-run: a change is needed, 2 no such group, or outside the limits,
+3 AWS did not answer or denied access.
+"""
 
 import click
 
@@ -11,7 +21,7 @@ from tools.core.errors import UserError
 from tools.core.repo import did_you_mean
 
 
-@click.command()
+@click.command(help=__doc__)
 @_options.cluster_and_account
 @click.argument("group")
 @click.argument("count", type=click.IntRange(0, 9999))

@@ -1,4 +1,25 @@
-"""Check whether a cluster has everything that a job needs: of CLUSTER, or of the current context."""
+"""Check whether a cluster has everything that a job needs: of CLUSTER, or of the current context.
+
+Checked are nodes, devices and EFA against the table of instance types, the operator's API and webhook, DNS,
+FSx, the team's namespace and claim, health agents, room for pods, your permissions, whether the API server
+accepts a job, whether S3_BUCKET is versioned, and whether NetworkPolicies are enforced. For the last, two
+small pods with the image of the debug pod try three ports in the team's namespace, for minutes at most, and
+are removed. --fix makes the changes that it can, and checks again. Without CLUSTER, the namespace is that of
+the context or of -n, and what only a cluster.env tells is CANNOT TELL (yard cluster init writes one).
+
+\b
+Examples:
+  yard cluster validate                       the current context
+  yard cluster validate -n team-a --context k3s
+  yard cluster validate gpu
+  yard cluster validate gpu --context gpu --fix
+  yard cluster validate gpu --save evidence/
+  yard cluster validate gpu --from evidence/
+
+\b
+Exit codes: 0 passed, also with warnings, 1 a check failed, 2 no such cluster, context or snapshot, 3 some
+results are unknown.
+"""
 
 import functools
 from pathlib import Path
@@ -15,7 +36,7 @@ from tools.core.errors import UserError
 from tools.kube.kubectl import Kubectl
 
 
-@click.command()
+@click.command(help=__doc__)
 @functools.partial(_options.cluster_or_context, both=True)
 @click.option("--fix", is_flag=True, help="Make the changes that can be made, then check again.")
 @click.option("--from", "recorded", type=click.Path(path_type=Path), metavar="DIR", help="Read a saved snapshot.")

@@ -1,4 +1,13 @@
-"""Show the AWS identity in use: account, role or user, region; or why there is none."""
+"""Show the AWS identity in use: account, role or user, region; or why there is none.
+
+\b
+Examples:
+  yard cluster whoami
+  yard cluster whoami --profile training --region us-east-2
+
+\b
+Exit codes: 0 success, 2 no region is set, 3 no valid credentials, or AWS did not answer.
+"""
 
 import click
 
@@ -8,7 +17,7 @@ from tools.cli.cluster import _options
 from tools.core import output
 
 
-@click.command()
+@click.command(help=__doc__)
 @_options.account
 @_options.as_json
 def command(session: Session, as_json: bool) -> None:

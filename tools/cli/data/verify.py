@@ -1,4 +1,11 @@
-"""Check every file's size and digest."""
+"""Check every file's size and digest.
+
+Without DATASET, all datasets under local/data are checked.
+
+\b
+Example: yard data verify
+Exit codes: 0 all are whole, 1 one is damaged, 2 bad input or no dataset.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +17,7 @@ from tools.core import output, repo
 from tools.core.verdict import State, Verdict
 
 
-@click.command()
+@click.command(name="verify", help=__doc__)
 @click.argument("datasets", nargs=-1, metavar="[DATASET...]", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
 def command(datasets: tuple[Path, ...], as_json: bool) -> None:

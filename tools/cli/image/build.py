@@ -1,4 +1,38 @@
-"""Build an image with the Docker engine."""
+"""Build an image with the Docker engine.
+
+WHAT is an image under images/, a directory with a Dockerfile, or a Dockerfile. A build succeeds if the
+engine has the image under its name. A failed build ends in one cause with its line and a fix. After a
+network failure the build is tried again, three times in all.
+
+Files in local/images tell what was built: <name>.json has size, layers, commit and duration, <name>.log the
+output with secrets masked, <name>.cdx.json the packages (an SBOM, CycloneDX), <name>.slsa.json how it was
+built (a provenance, SLSA).
+
+The steps run in this order, each after the success of the one before: --fix repairs what `yard image check`
+finds, in a copy of your files; the build; --test, after which --fix adds missing modules and builds again;
+--push, which ends with the digest at the registry.
+
+--remote builds and pushes on AWS CodeBuild. The context, filtered by .dockerignore, is uploaded as a zip. A
+project and a role for the repository are created if missing. Phases and log lines are printed. Ctrl-C stops
+the build. --cleanup removes everything that was created for the repository's builds: with --remote after
+the build, without it at once.
+
+The default tag is trainyard's version, which cells name.
+
+\b
+Examples:
+  yard image build trainer-cpu
+  yard image build trainer-cpu --build-arg BASE=my-registry/python:3.12@sha256:...
+  yard image build . --fix --test standard
+  yard image build . --repository registry.example.com/team/train --tag-from describe --test full --push
+  yard image build trainer-cuda --remote --tag-from sha \\
+    --repository 123456789012.dkr.ecr.us-east-1.amazonaws.com/team/trainer-cuda
+  yard image build trainer-cuda --cleanup \\
+    --repository 123456789012.dkr.ecr.us-east-1.amazonaws.com/team/trainer-cuda
+
+\b
+Exit codes: 0 built, 1 not built or a test failed, 2 bad input, 3 the engine or AWS does not answer.
+"""
 
 import re
 from dataclasses import asdict, dataclass, field, replace
@@ -30,7 +64,7 @@ class Outcome:
     pushed: dict[str, str] = field(default_factory=dict)
 
 
-@click.command()
+@click.command(help=__doc__, short_help="build an image with the Docker engine")
 @click.argument("what", metavar="WHAT")
 @CONTEXT
 @BUILD_ARG

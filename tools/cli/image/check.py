@@ -1,4 +1,20 @@
-"""Check a Dockerfile before it is built: matching versions, pins, secrets, user, signals."""
+"""Check a Dockerfile before it is built: matching versions, pins, secrets, user, signals.
+
+WHAT is an image under images/, a directory with a Dockerfile, or a Dockerfile. Each verdict names its line
+and a fix. FAIL means that the image does not build, start or train, or leaks a secret. WARN is about good
+practice. If the file does not say enough, the verdict is CANNOT TELL. hadolint checks the syntax, the shell
+form and what it calls errors; its other findings are remarks and do not count.
+
+\b
+Examples:
+  yard image check trainer-cuda
+  yard image check . --for p5.48xlarge --driver 570
+  yard image check docker/Dockerfile --context . --build-arg BASE=python:3.12-slim -v
+  yard image check . --strict
+
+\b
+Exit codes: 0 PASS or WARN, 1 FAIL (with --strict also WARN), 2 bad input, 3 CANNOT TELL.
+"""
 
 import click
 
@@ -9,7 +25,7 @@ from tools.facts.instances import instance
 from tools.image.rules.evaluate import Result, Target, evaluate, find, rules, subject
 
 
-@click.command()
+@click.command(help=__doc__, short_help="check a Dockerfile before it is built")
 @click.argument("what", metavar="WHAT")
 @CONTEXT
 @BUILD_ARG

@@ -1,4 +1,21 @@
-"""Repair a Dockerfile with the smallest change, shown as a diff that `git apply` takes."""
+"""Repair a Dockerfile with the smallest change, shown as a diff that `git apply` takes.
+
+Repaired are: a CUDA that does not match torch, in the base image or the index; a torchvision or torchaudio
+for another torch; an ENTRYPOINT or CMD whose shell keeps SIGTERM; caches of package managers; packages whose
+version a lock of the context has; an EFA installer that builds a kernel module; a root user; and with
+--image a module that cannot be imported in the built image. A repair that could break the image is left out,
+with the reason. Nothing is written without --write.
+
+\b
+Examples:
+  yard image fix .
+  yard image fix docker/Dockerfile --context . --write
+  yard image fix . > fix.patch && git apply fix.patch
+  yard image fix . --image localhost/trainyard/train:0.1.0 --module datasets
+
+\b
+Exit codes, those of `yard image check` after the repairs: 0 PASS or WARN, 1 FAIL, 2 bad input, 3 CANNOT TELL.
+"""
 
 import click
 
@@ -11,7 +28,7 @@ from tools.image.fix import fix
 from tools.image.rules.evaluate import find
 
 
-@click.command()
+@click.command(help=__doc__, short_help="repair a Dockerfile, as a diff")
 @click.argument("what", metavar="WHAT")
 @CONTEXT
 @BUILD_ARG

@@ -1,4 +1,19 @@
-"""Add the working tree to an image as one layer, without a full build."""
+"""Add the working tree to an image as one layer, without a full build.
+
+The files of DIR that .dockerignore does not exclude are copied into the image's working directory. The tag
+is a digest of the content, so that an equal tree is not built or pushed twice. A deleted file is still in
+the image below, and so in the overlay. Standard output is one line: the image's name (with --push: its
+digest at the registry), as `yard job submit --image` takes it.
+
+\b
+Examples:
+  yard image overlay . --on localhost/trainyard/trainer-cpu:0.1.0
+  yard image overlay . --on registry.example.com/team/trainer-cuda:0.1.0 --push
+  make image-overlay ON=registry.example.com/team/trainer-cuda:0.1.0
+
+\b
+Exit codes: 0 the image exists, 1 not built or not pushed, 2 bad input, 3 the engine does not answer.
+"""
 
 from pathlib import Path
 
@@ -11,7 +26,7 @@ from tools.image.dockerfile import context
 from tools.image.engine import Engine
 
 
-@click.command()
+@click.command(help=__doc__, short_help="add the working tree to an image as one layer")
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--on", "image", required=True, metavar="IMAGE", help="The image below, which the engine has.")
 @click.option("--push", "pushes", is_flag=True, help="Push it to the registry that IMAGE names.")

@@ -1,4 +1,17 @@
-"""Push an image to a registry, and read its digest back."""
+"""Push an image to a registry, and read its digest back.
+
+NAME is an image under images/ (the last build), or any image of the engine with its tag. A missing
+repository of Amazon ECR is created, and docker is logged in with the current AWS identity; every other
+registry is used with docker's own login. A tag of another image is never overwritten.
+
+\b
+Examples:
+  yard image push trainer-cpu --to 123456789012.dkr.ecr.us-east-1.amazonaws.com/team/trainer-cpu:1.2.0
+  yard image push trainer-cpu --to registry.example.com/team/trainer-cpu --tag-from describe --pin
+
+\b
+Exit codes: 0 pushed, 1 not pushed, 2 bad name, 3 the engine, registry or AWS does not answer.
+"""
 
 import click
 
@@ -8,7 +21,7 @@ from tools.image import pin, push, registry, tags
 from tools.image.engine import Engine
 
 
-@click.command()
+@click.command(help=__doc__, short_help="push an image and read its digest back")
 @click.argument("name", metavar="NAME")
 @click.option("--to", "target", required=True, metavar="REPOSITORY[:TAG]", help="Where to push the image.")
 @TAG_FROM

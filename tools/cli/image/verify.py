@@ -1,4 +1,22 @@
-"""Verify who signed an image, with cosign."""
+"""Verify who signed an image, with cosign.
+
+IMAGE is REPOSITORY@DIGEST, or the name of an image that was pushed from here. Give the public key, or the
+identity that has to have signed with the issuer that confirms it. PASS prints the digest, the signer, and
+whether an SBOM and a provenance of the same signer are attested.
+
+--offline is for images that were signed with --offline. It does not ask the transparency log. Nobody then
+notices a stolen key, and nothing proves when the image was signed.
+
+\b
+Examples:
+  yard image verify trainer-cpu --key cosign.pub
+  yard image verify registry.example.com/team/train@sha256:... \\
+    --identity https://github.com/team/train/.github/workflows/release.yml@refs/heads/main \\
+    --issuer https://token.actions.githubusercontent.com
+
+\b
+Exit codes: 0 PASS, 1 FAIL, 2 bad input, 3 no cosign, or the registry or the log does not answer.
+"""
 
 import click
 
@@ -7,7 +25,7 @@ from tools.core import output
 from tools.image import signing
 
 
-@click.command()
+@click.command(help=__doc__, short_help="verify who signed an image")
 @click.argument("image", metavar="IMAGE")
 @click.option("--key", default="", metavar="KEY", help="The public key: a file, or the address of a KMS.")
 @click.option("--identity", default="", metavar="WHO", help="The identity of the signer.")

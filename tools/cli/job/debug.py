@@ -1,4 +1,19 @@
-"""Check the path to the job's rendezvous hop by hop: names and ports, from its own pods."""
+"""Check the path to the job's rendezvous hop by hop: names and ports, from its own pods.
+
+First the command checks what the API server describes: the pod where all ranks meet, its Service, the
+endpoints and the NetworkPolicies. Then it checks the cluster's DNS, the host's name and its port from each
+running pod. --ephemeral adds a container to pods whose own container crashes too early; that container ends
+by itself and stays in the pod's list.
+
+\b
+Examples:
+  yard job debug cpu-llama-tiny-train
+  yard job debug --ephemeral -n team-a
+  yard job debug --json
+
+\b
+Exit codes: 0 every hop passes, 1 one fails, 3 one is unknown.
+"""
 
 import itertools
 
@@ -12,7 +27,7 @@ from tools.job.snapshot import collect
 from tools.kube.kubectl import Kubectl
 
 
-@click.command()
+@click.command(help=__doc__, short_help="check the rendezvous hop by hop from the pods")
 @_options.job
 @_options.cluster
 @click.option("--ephemeral", is_flag=True, help="Add a container to pods whose own is not running.")

@@ -1,4 +1,17 @@
-"""Show the accelerators of every pod in one table: ranks, memory, utilization, temperature, power, errors."""
+"""Show the accelerators of every pod in one table: ranks, memory, utilization, temperature, power, errors.
+
+The command runs nvidia-smi or neuron-monitor in each running pod. Below the table are the faults that agents
+report about the nodes (EKS: the condition AcceleratedHardwareReady, which includes Xids; HyperPod: its health
+label).
+
+\b
+Examples:
+  yard job devices p5-llama-3-1-8b-train
+  yard job devices --json
+
+\b
+Exit codes: 0 all devices are healthy, 1 an error or a missing device, 3 a pod's devices are unknown.
+"""
 
 from dataclasses import asdict
 
@@ -11,7 +24,7 @@ from tools.job.snapshot import collect
 from tools.kube.kubectl import Kubectl
 
 
-@click.command()
+@click.command(help=__doc__, short_help="memory, utilization and errors of the accelerators by rank")
 @_options.job
 @_options.cluster
 @_options.as_json

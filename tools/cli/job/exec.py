@@ -1,4 +1,14 @@
-"""Run a command in the pod of a rank, as `kubectl exec` does, without looking up the pod."""
+"""Run a command in the pod of a rank, as `kubectl exec` does, without looking up the pod.
+
+\b
+Examples:
+  yard job exec cpu-llama-tiny-train -- ls -l /shared/runs
+  yard job exec cpu-llama-tiny-train --rank 3 -- py-spy dump --pid 12
+  yard job exec cpu-llama-tiny-train --pod 1 -- sh
+
+\b
+Exit codes: the command's; 3 if the pod of the rank is unknown.
+"""
 
 import os
 import sys
@@ -15,7 +25,7 @@ from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.kubectl import Kubectl, missing
 
 
-@click.command()
+@click.command(help=__doc__, short_help="run a command in the pod of a rank")
 @click.argument("job", metavar="JOB|CELL")
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND ...")
 @_options.cluster

@@ -1,4 +1,18 @@
-"""List the jobs of a namespace or of all namespaces: kind, state, pods, age and UID."""
+"""List the jobs of a namespace or of all namespaces: kind, state, pods, age and UID.
+
+The kinds are PyTorchJob, TrainJob, HyperPodPyTorchJob, Volcano's Job, JobSet, and batch Jobs that start a
+training, also inside an AppWrapper. A job that is a part of another one is not listed, such as the JobSet of
+a TrainJob. The state of a job whose kind is not read, such as a RayJob, is CANNOT TELL.
+
+\b
+Examples:
+  yard job list
+  yard job list -A
+  yard job list -n team-a --json
+
+\b
+Exit codes: 0 listed, also if there is no job, 3 the cluster or a kind could not be read.
+"""
 
 from datetime import UTC, datetime
 
@@ -14,7 +28,7 @@ from tools.kube.kubectl import CANNOT_SEE, Kubectl
 from tools.kube.manifests import Object
 
 
-@click.command()
+@click.command(name="list", help=__doc__, short_help="the jobs of a namespace")
 @_options.cluster
 @click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="List the jobs of all namespaces.")
 @_options.as_json

@@ -1,4 +1,21 @@
-"""Print the logs of a job's pods, merged by time, each line with its pod."""
+"""Print the logs of a job's pods, merged by time, each line with its pod.
+
+--first-failure prints only the lines around the first failure that is not a consequence of another one.
+--volume prints the log that a rank has written into the run directory: it outlives the pod.
+Secrets are shown as ***; --no-mask prints the lines as they are.
+
+\b
+Examples:
+  yard job logs cpu-llama-tiny-train
+  yard job logs --rank 3 --follow
+  yard job logs --first-failure
+  yard job logs --previous --since 10m --grep 'loss|error'
+  yard job logs --rank 1 --volume --tail 50
+  yard job logs --follow --json | jq -r 'select(.rank == 0).text'
+
+\b
+Exit codes: 0 printed, 1 no failure found (--first-failure), 3 a log could not be read.
+"""
 
 import re
 from collections.abc import Iterable
@@ -27,7 +44,7 @@ class Form:
     raw: bool
 
 
-@click.command()
+@click.command(help=__doc__, short_help="the logs of all ranks, or of one")
 @_options.job
 @_options.cluster
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only the pod of this rank.")

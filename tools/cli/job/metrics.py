@@ -1,4 +1,23 @@
-"""Print the metrics of a job or a log as JSON lines or CSV, one row for each logged step."""
+"""Print the metrics of a job or a log as JSON lines or CSV, one row for each logged step.
+
+SOURCE is a job, a cell, a run directory, a metrics.jsonl, a log file (also gzip'd), or - for standard input.
+These logs are read: trainyard's, FSDP of awsome-distributed-training (samples/s), aws-neuron-samples
+(step_loss, throughput), transformers.Trainer, torchtitan, Megatron-LM, DeepSpeed, NeMo, Lightning, nanoGPT,
+and loggers that write JSON. A value that a trainer does not print is missing, and values keep their meaning:
+torchtitan's tokens/s are those of one device. Evaluations are left out.
+
+For a log of neuron_parallel_compile the command prints how many graphs were compiled, over all nodes.
+
+\b
+Examples:
+  yard job metrics cpu-llama-tiny-train
+  yard job metrics local/runs/cpu-llama-tiny-train --csv
+  yard job metrics bert.log
+  kubectl logs trn1-bert-large-train-graphs-worker-0 | yard job metrics -
+
+\b
+Exit codes: 0 printed, 1 some graphs were not compiled, 3 no metrics found.
+"""
 
 import csv
 import io
@@ -18,7 +37,7 @@ from training.neuron import compile_log
 from training.neuron.compile_log import Summary
 
 
-@click.command()
+@click.command(help=__doc__, short_help="metrics as JSON lines or CSV")
 @click.argument("source", required=False)
 @_options.cluster
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values with a header.")

@@ -1,4 +1,19 @@
-"""Measure all-reduce between a cell's pods, and check sums, network and bandwidth."""
+"""Measure all-reduce between a cell's pods, and check sums, network and bandwidth.
+
+base/services/nccl-test runs in the cell's own pods: same nodes, devices, EFA interfaces, environment, image.
+The check fails if a sum is wrong, if NCCL does not use EFA although the pods request it, or if the bus
+bandwidth is far below the published measurement of the same machines at the same message size
+(tools/facts/bandwidth.py).
+
+\b
+Examples:
+  yard job nccl-test overlays/p5/llama-3-1-8b -n team-a
+  yard job nccl-test cpu/llama-tiny --keep
+  yard job nccl-test p5/llama-3-1-8b --log perf.txt     check a log, also one of nccl-tests itself
+
+\b
+Exit codes: 0 every check passes, 1 one fails, 3 one is unknown.
+"""
 
 from pathlib import Path
 
@@ -16,7 +31,7 @@ from tools.workload import kinds
 SUMS = {True: "right", False: "WRONG", None: "sums not checked"}
 
 
-@click.command()
+@click.command(name="nccl-test", help=__doc__, short_help="all-reduce between a cell's pods")
 @click.argument("cell")
 @_options.cluster
 @click.option("--log", "recorded", type=click.Path(path_type=Path), metavar="FILE", help="Check this log.")

@@ -1,4 +1,16 @@
-"""Print the pod of rank 0, and the evidence for it."""
+"""Print the pod of rank 0, and the evidence for it.
+
+The evidence is the heartbeat of rank 0, else the log that only rank 0 writes, else the operator's label. With
+elastic workers the rendezvous assigns the ranks, so the label alone is a guess, printed with exit code 3.
+
+\b
+Examples:
+  yard job rank0
+  kubectl logs -f $(yard job rank0 cpu-llama-tiny-train --name)
+
+\b
+Exit codes: 0 certain, 3 unknown or a guess.
+"""
 
 import click
 
@@ -10,7 +22,7 @@ from tools.job.snapshot import collect
 from tools.kube.kubectl import Kubectl
 
 
-@click.command()
+@click.command(help=__doc__, short_help="the pod of rank 0")
 @_options.job
 @_options.cluster
 @click.option("--name", "only_name", is_flag=True, help="Print only the name, and nothing if it is a guess.")

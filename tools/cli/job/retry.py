@@ -1,4 +1,19 @@
-"""Retry a failed job if that can help. The run continues from its newest checkpoint."""
+"""Retry a failed job if that can help. The run continues from its newest checkpoint.
+
+The cause that `yard job why` names decides. A cause that would fail in the same way again, such as a wrong
+key, bad data or a missing program, is refused with its fix. After a lost node or peer, a hang and the like
+the job is retried unchanged; after out of memory with half the micro batch and the same global batch. The
+job's annotation trainyard/attempts records each attempt and what it changed.
+
+\b
+Examples:
+  yard job retry cpu-llama-tiny-train
+  yard job retry p5-llama-3-1-8b-train --most 5
+  yard job retry --dry-run
+
+\b
+Exit codes: 0 applied again, 1 refused, 3 unknown whether the job fails.
+"""
 
 from dataclasses import asdict
 
@@ -12,7 +27,7 @@ from tools.job.snapshot import collect
 from tools.kube.kubectl import Kubectl
 
 
-@click.command()
+@click.command(help=__doc__, short_help="retry a failed job, depending on the cause")
 @_options.job
 @_options.cluster
 @click.option(

@@ -1,4 +1,17 @@
-"""Show a job: its state, its pods, its progress and its remaining time."""
+"""Show a job: its state, its pods, its progress and its remaining time.
+
+Progress is read from the run's own files (heartbeats, metrics, checkpoints) through a running pod, else from
+the logs. The remaining time is a range from the middle half of the latest step times.
+
+\b
+Examples:
+  yard job status
+  yard job status cpu-llama-tiny-train --watch
+  yard job status overlays/p5/llama-3-1-8b --json
+
+\b
+Exit codes: 0 the job runs, waits or has succeeded, 1 it has failed.
+"""
 
 import math
 
@@ -15,7 +28,7 @@ from tools.kube.kubectl import CANNOT_SEE, Kubectl
 EVERY = 5.0  # seconds between two snapshots of --watch
 
 
-@click.command()
+@click.command(help=__doc__, short_help="a job at a glance")
 @_options.job
 @_options.cluster
 @click.option("-w", "--watch", is_flag=True, help="Print it again when something has changed.")

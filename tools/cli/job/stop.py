@@ -1,4 +1,18 @@
-"""Stop a job: its pods save a checkpoint, then the job is suspended or deleted."""
+"""Stop a job: its pods save a checkpoint, then the job is suspended or deleted.
+
+The pods get SIGTERM and their grace period; the trainer saves a checkpoint and exits. The command prints what
+the logs say about that checkpoint. `yard job submit CELL --resume` continues a suspended job.
+
+A job that another object made, such as an AppWrapper or a TrainJob, is stopped through that object.
+
+\b
+Examples:
+  yard job stop cpu-llama-tiny-train
+  yard job stop cpu-llama-tiny-train --delete
+
+\b
+Exit codes: 0 stopped with a checkpoint, or nothing to save, 1 not stopped, 3 no log shows a checkpoint.
+"""
 
 import click
 
@@ -10,7 +24,7 @@ from tools.job.snapshot import lookup
 from tools.kube.kubectl import Kubectl
 
 
-@click.command()
+@click.command(help=__doc__, short_help="end a job with a checkpoint, then suspend or delete it")
 @_options.job
 @_options.cluster
 @click.option("--delete", is_flag=True, help="Delete the job when its pods have ended.")

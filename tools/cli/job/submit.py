@@ -1,4 +1,23 @@
-"""Submit a cell or a manifest to the cluster, and follow the job to its first step or to what delays it."""
+"""Submit a cell or a manifest to the cluster, and follow the job to its first step or to what delays it.
+
+Before it applies anything, the command runs preflight, looks for the namespace and for the objects that the
+pods need, and asks the API server for a dry run. It does not change an existing job of the same name without
+--resume or --replace; it shows the difference. With --name, a cell is several jobs side by side, each with
+its own run directory. What was submitted is kept: see `yard job show`.
+
+\b
+Examples:
+  yard job submit overlays/cpu/llama-tiny -n team-a
+  yard job submit cpu/llama-tiny --dry-run
+  yard job submit cpu/llama-tiny --name long --set train.steps=400
+  yard job submit cpu/llama-tiny --sweep train.learning_rate=1e-3,2e-3
+  yard job submit -f job.yaml --nodes 4
+  yard job submit cpu/llama-tiny --resume         continue a suspended or failed job
+  yard job submit cpu/llama-tiny --replace        end the job with a checkpoint, then start this one
+
+\b
+Exit codes: 0 training (or applied, with --no-follow or --sweep), 1 refused or not training, 3 unknown.
+"""
 
 import shlex
 from dataclasses import dataclass
@@ -36,7 +55,7 @@ class _Job:
         return kinds.job_of(self.manifests).name
 
 
-@click.command()
+@click.command(help=__doc__, short_help="submit a cell to the cluster and follow it")
 @_knobs.target
 @_knobs.options
 @click.option("--sweep", "sweeps", multiple=True, metavar="KEY=A,B", help="A job for each value; repeat for a product.")

@@ -1,4 +1,20 @@
-"""Copy changed Python files into the running pods of a job, and start its command again with them."""
+"""Copy changed Python files into the running pods of a job, and start its command again with them.
+
+The job must have been submitted with --dev (make job DEV=1). Run this in the directory that is the image's
+working directory: PATH is a file or a directory in it, all of it by default. Files are compared by digest,
+and their syntax is checked first. When all pods have the files, the ranks are killed and start again from the
+last checkpoint, without a new image or pod. A command that fails waits half an hour for its next version.
+
+\b
+Examples:
+  yard job sync mine
+  yard job sync cpu/mine train.py models/
+  yard job sync mine --timeout 300
+
+\b
+Exit codes: 0 the new code has made a step (or nothing has changed), 1 a pod was not reached or the code
+failed, 2 bad input, 3 restarted and no step was seen.
+"""
 
 import time
 
@@ -11,7 +27,7 @@ from tools.job.snapshot import lookup
 from tools.kube.kubectl import Kubectl
 
 
-@click.command()
+@click.command(help=__doc__, short_help="copy changed code into running pods and restart")
 @click.argument("job", metavar="JOB|CELL")
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
 @_options.cluster

@@ -1,4 +1,20 @@
-"""Start TensorBoard on the volume of a job's runs and forward it to this machine until Ctrl-C."""
+"""Start TensorBoard on the volume of a job's runs and forward it to this machine until Ctrl-C.
+
+TensorBoard runs with the job's image and reads all runs on the job's claim, read-only. It has no login, so
+only the port-forward reaches it: it listens on 127.0.0.1 here, and a NetworkPolicy admits only pods with a
+label there. --expose adds a proxy with a password and TLS on port 8443 of its Service, for an Ingress or a
+load balancer. The proxy needs two Secrets (base/services/README.md).
+
+\b
+Examples:
+  yard job tensorboard cpu-llama-tiny-train
+  yard job tensorboard --port 7007
+  yard job tensorboard --expose --no-forward
+  yard job tensorboard --stop
+
+\b
+Exit codes: 0 TensorBoard answers, or was removed; 1 it does not become Ready or does not answer.
+"""
 
 import signal
 import sys
@@ -13,7 +29,7 @@ from tools.job.snapshot import collect, lookup
 from tools.kube.kubectl import Kubectl
 
 
-@click.command()
+@click.command(help=__doc__, short_help="TensorBoard on the run's volume")
 @_options.job
 @_options.cluster
 @click.option(

@@ -1,4 +1,24 @@
-"""Explain why a job is pending, failing, hung or slow: one cause with its evidence and a fix."""
+"""Explain why a job is pending, failing, hung or slow: one cause with its evidence and a fix.
+
+The cause is derived from the job's objects, events, nodes, logs and run directory. A job that makes progress
+is HEALTHY. If no cause is found, the answer is CANNOT TELL with a list of what was checked. Data that cannot
+be read is listed as not seen; it is never reported as a failure.
+
+\b
+Examples:
+  yard job why
+  yard job why cpu-llama-tiny-train -v
+  yard job why overlays/p5/llama-3-1-8b -n team-a
+  yard job why --save evidence/             save the snapshot that the answer is based on
+  yard job why --from evidence/             explain it again, without a cluster
+  yard job why --log rank0.log rank1.log.gz explain logs alone, one file for each rank; - is standard input
+  yard job why --log train.log --exit-code 137
+
+With --log, no cluster and no kubeconfig is needed. Evidence has the form FILE:LINE.
+
+\b
+Exit codes: 0 healthy, 1 a cause was found, 2 bad input, 3 unknown.
+"""
 
 from pathlib import Path
 from typing import NoReturn
@@ -15,7 +35,7 @@ from tools.job.snapshot import collect, lookup, snapshot
 from tools.kube.kubectl import Kubectl
 
 
-@click.command()
+@click.command(help=__doc__, short_help="the cause why a job does not train")
 @click.argument("names", nargs=-1, metavar="[JOB|CELL]")
 @_options.cluster
 @click.option("--from", "recorded", type=click.Path(path_type=Path), metavar="DIR", help="A saved snapshot.")

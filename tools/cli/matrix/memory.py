@@ -1,4 +1,13 @@
-"""Print the device memory that each process of a cell needs, and what it has."""
+"""Print the device memory that each process of a cell needs, and what it has.
+
+CELL is <hardware>/<model>. For each CELL all terms are printed; without CELL, one line for every cell. A
+pair that has no cell is computed at its smallest: activations recomputed, on at most as many nodes as the
+hardware's largest cell has. docs/extending.md says what the estimate counts.
+
+\b
+Example: yard matrix memory p5/llama-3-1-8b
+Exit codes: 0 every cell fits, 1 a cell does not fit, 2 bad input.
+"""
 
 from contextlib import suppress
 from itertools import product
@@ -12,7 +21,7 @@ from tools.core import output, repo
 from tools.core.errors import UserError
 
 
-@click.command()
+@click.command(name="memory", help=__doc__)
 @click.argument("names", nargs=-1, metavar="[CELL]...")
 @click.option(
     "--all",

@@ -1,4 +1,20 @@
-"""Add a hardware: an EC2 instance type, or a node of your own. Cells then run on it."""
+"""Add a hardware: an EC2 instance type, or a node of your own. Cells then run on it.
+
+With --instance the machine comes from the table of instance types. With --node it is read from a node of the
+cluster: what the kubelet leaves to pods, and the card's name and memory if NVIDIA's GPU feature discovery
+labels the node. The other options describe a node, or replace what --node has read. A pod takes a node whole.
+After an error nothing has been written.
+
+\b
+Examples:
+  yard new hardware p5-small --instance p5.4xlarge --model llama-3-1-8b-lora
+  yard new hardware lab --node gpu-17 --select example.com/pool=a100
+  yard new hardware lab --cpus 62 --memory 500Gi --devices nvidia.com/gpu=4 --device A100 \\
+    --device-memory 80Gi --select example.com/pool=a100
+
+\b
+Exit codes: 0 written, 2 bad input, 3 the cluster does not answer.
+"""
 
 from typing import Any
 
@@ -11,7 +27,7 @@ from tools.kube.kubectl import Kubectl
 from tools.new import hardware
 
 
-@click.command()
+@click.command(help=__doc__, short_help="add a hardware: an instance type, or a node of your own")
 @click.argument("name")
 @click.option("--instance", metavar="TYPE", help="The machine: an EC2 instance type.")
 @click.option("--node", metavar="NODE", help="Read the machine from this node.")

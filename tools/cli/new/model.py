@@ -1,4 +1,18 @@
-"""Write overlays/model/NAME from a published config.json: the architecture, and a recipe for its size."""
+"""Write overlays/model/NAME from a published config.json: the architecture, and a recipe for its size.
+
+SOURCE is a file, a directory or a pinned revision of the Hugging Face hub. A model that cannot be trained is
+refused with the key of config.json that says so. With --lora its weights are the frozen base. With --hardware
+the model gets a cell, on the fewest nodes whose memory fits. After an error nothing has been written.
+
+\b
+Examples:
+  yard new model qwen3-0-6b --from Qwen/Qwen3-0.6B@COMMIT
+  yard new model mistral-7b --from models/mistral/config.json --hardware p5
+  yard new model mistral-7b-lora --from /shared/models/mistral --lora
+
+\b
+Exit codes: 0 written, 2 bad input.
+"""
 
 import click
 
@@ -7,7 +21,7 @@ from tools.core import output, repo
 from tools.new import model
 
 
-@click.command()
+@click.command(help=__doc__)
 @click.argument("name")
 @click.option(
     "--from", "source", required=True, metavar="SOURCE",

@@ -1,4 +1,19 @@
-"""Write overlays/model/NAME for a script in an image of yours, and its cells."""
+"""Write overlays/model/NAME for a script in an image of yours, and its cells.
+
+The script keeps its image and its command: torchrun, accelerate, deepspeed, or python with the Trainer of
+transformers. The agent starts it in each pod (docs/own-job.md). There is no model.yaml. With --from-file,
+image, command, variables, volumes and the number of pods come from a manifest of any kind; --image, --command
+and --nodes replace what it says. After an error nothing has been written.
+
+\b
+Examples:
+  yard new script mine --image registry.example.com/team/mine:1 --command "torchrun train.py --epochs 3"
+  yard new script mine --image team/mine:1 --command "torchrun train.py" --nodes 2 --hardware g5 --hardware p5
+  yard new script mine --from-file job.yaml --hardware p5
+
+\b
+Exit codes: 0 written, 2 bad input.
+"""
 
 import click
 
@@ -8,7 +23,7 @@ from tools.new import component, start_command
 from tools.new.script import Script, files_of, from_manifest
 
 
-@click.command()
+@click.command(help=__doc__)
 @click.argument("name")
 @click.option("--image", metavar="IMAGE", help="The image that has the script.")
 @click.option("--command", "words", metavar="WORDS", help="The command, in one argument.")

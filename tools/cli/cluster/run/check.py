@@ -1,4 +1,18 @@
-"""Check runs, cluster facts and Secrets in git before a push, offline."""
+"""Check runs, cluster facts and Secrets in git before a push, offline.
+
+Refused are: a run's file that was changed after its commit; a run that is not pinned, is of another
+repository, has other rights than the team's, or whose finished job would be deleted and run again; a ${NAME}
+of the platform that cluster.env does not set; a Secret in plain text; an encrypted Secret that Flux would
+apply as ciphertext. With --live a changed run is allowed if the cluster has not created its job yet.
+
+\b
+Examples:
+  yard cluster run check
+  yard cluster run check --cluster gpu --live
+
+\b
+Exit codes: 0 passed, 1 a check failed, 3 no check failed, but some results are unknown.
+"""
 
 import click
 
@@ -9,7 +23,7 @@ from tools.core.verdict import State, Verdict, worst
 from tools.gitops import check, flux_objects, git_secrets, live
 
 
-@click.command()
+@click.command(name="check", help=__doc__)
 @click.option("--cluster", metavar="NAME", help="A directory under clusters/. Default: all.")
 @click.option("--live", "ask", is_flag=True, help="Read the state of the cluster too. Needs --cluster.")
 @click.option("--context", metavar="NAME", help="With --live: the context of the kubeconfig.")

@@ -1,4 +1,16 @@
-"""List the runs of a cluster: their files in git and their state in the cluster."""
+"""List the runs of a cluster: their files in git and their state in the cluster.
+
+A run without a file was removed from git and not yet from the cluster. If the cluster does not answer, only
+the files are listed.
+
+\b
+Examples:
+  yard cluster run list --cluster cpu-demo
+  yard cluster run list --cluster gpu --context gpu --json
+
+\b
+Exit codes: 0 success, 2 no such cluster or context, 3 the cluster did not answer or denied access.
+"""
 
 from typing import Any
 
@@ -12,7 +24,7 @@ from tools.gitops.run_file import RunFile
 COLUMNS = ("run", "file", "commit", "flux", "job")
 
 
-@click.command()
+@click.command(name="list", help=__doc__)
 @click.option("--cluster", required=True, metavar="NAME", help="A directory under clusters/.")
 @click.option("--context", metavar="NAME", help="The context of the kubeconfig.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
