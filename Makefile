@@ -16,6 +16,7 @@ IMAGE  = trainer-cpu
 LEVEL  = standard
 TO     =
 DEV    =
+KIND   = pytorchjob
 ON     =
 ARGS   =
 # The first supported Python. The one in .venv comes first because it starts faster than a wrapper such as pyenv's.
@@ -81,8 +82,8 @@ diff: setup ## Show what applying a cell would change on the current cluster (CE
 	@exec .venv/bin/yard diff $(CELL) $(ARGS)
 
 ##@ Jobs
-job: setup ## Submit a cell to the current cluster and follow it to its first step (HW=cpu MODEL=llama-tiny; DEV=1 lets `yard job sync` change its code)
-	@exec .venv/bin/yard job submit overlays/$(HW)/$(MODEL) $(if $(DEV),--dev )$(ARGS)
+job: setup ## Submit a cell to the current cluster and follow it to its first step (HW=cpu MODEL=llama-tiny KIND=trainjob; DEV=1 lets `yard job sync` change its code)
+	@exec .venv/bin/yard job submit overlays/$(HW)/$(MODEL) $(if $(DEV),--dev )$(if $(filter pytorchjob,$(KIND)),,--feature $(KIND) )$(ARGS)
 
 job-status: setup ## Show a job's pods, step, speed and time left (JOB=name; not needed for the only job)
 	@exec .venv/bin/yard job status $(JOB) $(ARGS)

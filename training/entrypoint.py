@@ -18,6 +18,7 @@ files except those that it writes below TRAINYARD_RUN.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,10 +46,11 @@ def _fence() -> dict[str, str]:
 
 
 def _meeting(run: RunDir | None) -> dict[str, str]:
-    """Return the variable with the id of this run's rendezvous, where torchrun's pods meet by one."""
-    if run is None or os.environ.get("PET_RDZV_BACKEND") != "c10d":
+    """Return the variables of torchrun's rendezvous: the id of this run's, and that this pod is its host."""
+    if os.environ.get("PET_RDZV_BACKEND") != "c10d":
         return {}
-    return {rendezvous.VARIABLE: rendezvous.agreed(run.path)}
+    host = rendezvous.hosted(os.environ, socket.gethostname())
+    return host if run is None else {**host, rendezvous.VARIABLE: rendezvous.agreed(run.path)}
 
 
 def main() -> None:
@@ -60,7 +62,7 @@ def main() -> None:
     path = os.environ.get("TRAINYARD_RUN")
     run = RunDir(path) if path else None
     try:
-        limits = Limits.of(os.environ)
+        limits, restarts = Limits.of(os.environ), development.restarts(os.environ)
         environment = {**_fence(), **_meeting(run)}
     except ValueError as problem:
         _say(str(problem))
@@ -70,7 +72,7 @@ def main() -> None:
         _say(f"no rendezvous id: {problem} (exit code {CODES[kind]})")
         sys.exit(CODES[kind])
     command = _command(words)
-    sys.exit(development.run(lambda code: Pod(command, limits, run, environment, code)))
+    sys.exit(development.run(lambda code: Pod(command, limits, run, environment, code), restarts))
 
 
 def _say(text: str) -> None:

@@ -100,6 +100,8 @@ def test_every_command_of_a_job_is_a_target(command: str) -> None:
 def test_a_job_in_development_and_an_overlay() -> None:
     shown = make("-n", "job", "DEV=1", "MODEL=bert-tiny").stdout
     assert shown.splitlines()[-1].strip() == "exec .venv/bin/yard job submit overlays/cpu/bert-tiny --dev"
+    shown = make("-n", "job", "KIND=trainjob").stdout
+    assert shown.splitlines()[-1].strip() == "exec .venv/bin/yard job submit overlays/cpu/llama-tiny --feature trainjob"
     shown = make("-n", "image-overlay", "ON=r.example/mine:1").stdout
     command = 'exec .venv/bin/yard image overlay . --on "r.example/mine:1" --push'
     assert shown.splitlines()[-1].strip() == command

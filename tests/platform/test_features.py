@@ -25,7 +25,7 @@ Parse = Callable[[str], list[Object]]
 
 NAMES = sorted(path.name for path in (repo.root() / "overlays/feature").iterdir() if path.is_dir())
 # They change the kind or the order of lists, or are for some cells only, and have tests of their own.
-OTHERS = ("hyperpod-job", "agent", "precompile", "stream-c4")
+OTHERS = ("hyperpod-job", "trainjob", "agent", "precompile", "stream-c4")
 SMALLEST = "cpu/llama-tiny"
 # The first cell of each hardware, and the smallest.
 CELLS = sorted({SMALLEST, *{cell.hardware: cell.name for cell in reversed(matrix.load(repo.root()))}.values()})
@@ -48,6 +48,7 @@ def test_cells_of_every_hardware_are_tested() -> None:
     hardware = {path.name for path in (repo.root() / "overlays/hardware").iterdir()}
     assert hardware == {cell.split("/")[0] for cell in CELLS}
     wanted = "kueue volcano hyperpod hyperpod-job spot profile s3-data local-nvme agent precompile stream-c4"
+    wanted += " trainjob"
     assert set(NAMES) == set(wanted.split())
 
 
@@ -247,7 +248,12 @@ def test_components_are_the_same_on_the_oldest_and_newest_kustomize(
     programs = [repo.root() / ".cache/bin" / f"kustomize-{version}" for version in ("5.4.2", "5.8.1")]
     if not all(program.exists() for program in programs):
         pytest.skip("the two kustomize versions are not built: run tests/cells first, with Go 1.24 or newer")
-    for component in ("overlays/feature/hyperpod-job", "base/services/prepare", "base/services/nccl-test"):
+    for component in (
+        "overlays/feature/hyperpod-job",
+        "overlays/feature/trainjob",
+        "base/services/prepare",
+        "base/services/nccl-test",
+    ):
         made = above(SMALLEST, component, prefix="we-")
         mine = directory(SMALLEST, component, prefix="we-")
         for program in programs:

@@ -20,6 +20,7 @@ from training.distributed.process import ENTRYPOINT, state_of
 from training.pod import end_record as end
 from training.pod.end_record import Start
 from training.pod.exit_analysis import Output
+from training.pod.rendezvous import hosted
 from training.run import failure, heartbeat
 from training.run.directory import RunDir
 from training.run.failure import CODES, PERMANENT, Failure
@@ -183,6 +184,46 @@ def test_a_command_that_does_not_start(tmp_path: Path) -> None:
     code, text = codes("true", TRAINYARD_HANG_SECONDS="soon")
     assert code == CODES["config"]
     assert "TRAINYARD_HANG_SECONDS is 'soon'" in text
+    code, text = codes("true", TRAINYARD_RESTARTS="-1")
+    assert (code, "TRAINYARD_RESTARTS='-1' is not a whole number" in text) == (CODES["config"], True)
+
+
+@pytest.mark.parametrize(("code", "starts", "ended"), [(1, 2, "error"), (CODES["config"], 2, "error"), (0, 1, None)])
+def test_a_failure_that_may_be_cured_starts_again_in_the_pod(
+    code: int, starts: int, ended: str | None, tmp_path: Path
+) -> None:
+    """Where the kubelet may not restart the container. The first new start does not wait."""
+    script = f"echo start >> {tmp_path}/starts; exit {code}"
+    done = subprocess.run(
+        [sys.executable, "-m", "training.entrypoint", "sh", "-c", script],
+        env={**os.environ, "TRAINYARD_RUN": str(tmp_path), "TRAINYARD_RESTARTS": "1"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == (CODES[ended] if ended else 0), done.stderr
+    assert (tmp_path / "starts").read_text().split() == ["start"] * starts
+    assert ("starting again in this pod" in done.stderr) is (starts > 1)
+
+
+def test_a_permanent_failure_does_not_start_again_in_the_pod(pod: Callable[..., Pod], tmp_path: Path) -> None:
+    one = pod("refuse", TRAINYARD_RESTARTS="3")
+    assert one.wait() == CODES["config"]
+    assert "starting again" not in one.err
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "given", "wanted"),
+    [
+        ("job-node-0-0.job:29500", "", {"PET_RDZV_CONF": "is_host=1"}),
+        ("job-node-0-0.job:29500", "read_timeout=9", {"PET_RDZV_CONF": "read_timeout=9,is_host=1"}),
+        ("job-node-0-0:29500", "", {}),
+        ("job-node-0-1.job:29500", "", {}),
+        ("127.0.0.1:29500", "", {}),
+        ("", "", {}),
+    ],
+)
+def test_the_pod_that_the_endpoint_names_is_its_host(endpoint: str, given: str, wanted: dict[str, str]) -> None:
+    """torchrun would ask DNS, which may not know a new pod yet."""
+    assert hosted({"PET_RDZV_ENDPOINT": endpoint, "PET_RDZV_CONF": given}, "job-node-0-0") == wanted
 
 
 @pytest.mark.long

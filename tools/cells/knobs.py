@@ -127,7 +127,7 @@ def features() -> list[str]:
 def _set_nodes(job: Workload, nodes: int) -> None:
     if nodes > MOST_PODS:
         raise UserError(f"--nodes {nodes}: more than {MOST_PODS}, the most that is read")
-    before, policy = job.nodes, job.section("runPolicy")
+    before, policy = job.nodes, job.backoff
     try:
         job.resize(nodes)
     except UserError as problem:
@@ -266,7 +266,7 @@ def _with_features(manifests: Manifests, names: Sequence[str]) -> Manifests:
             raise UserError(f"--feature {name}: {FEATURES}/{name} does not exist", hint)
     for name in names:
         text = kustomize.with_component(manifests.objects, f"{FEATURES}/{name}")
-        result = parse(text, manifests.source)
+        result = kustomize.in_order(parse(text, manifests.source))
         if result.objects == manifests.objects:
             kind = kinds.job_of(manifests).kind
             raise UserError(f"--feature {name} changes nothing here: it is not for this {kind}")

@@ -113,7 +113,12 @@ def ensure(root: Path, progress: Progress) -> Renderer:
 
 def rendered(path: Path) -> Manifests:
     """Return the objects of a directory. Raises UserError."""
-    return parse(ensure(repo.root(), output.note).build(path), shown(path))
+    return in_order(parse(ensure(repo.root(), output.note).build(path), shown(path)))
+
+
+def in_order(manifests: Manifests) -> Manifests:
+    """Return the objects with TrainJobs last: Trainer accepts one only after its runtime."""
+    return Manifests(manifests.source, sorted(manifests.objects, key=lambda item: item.get("kind") == "TrainJob"))
 
 
 def with_component(below: Path | list[Object], component: str) -> str:

@@ -20,12 +20,14 @@ from tools.workload.pod import ControllerFault, PodsUnknown
 from tools.workload.workload import Workload
 
 Names = dict[tuple[str, str], str]  # by kind and old name
-OWN = ("ConfigMap", "Secret", "Service", "NetworkPolicy", "PodDisruptionBudget")  # kinds of a job's own objects
+# Kinds of a job's own objects.
+OWN = ("ConfigMap", "Secret", "Service", "NetworkPolicy", "PodDisruptionBudget", "TrainingRuntime")
 # Keys of a pod or a job whose value, or whose value's `name` or `secretName`, is the name of an object.
 REFERENCES = {
     **dict.fromkeys(("configMap", "configMapRef", "configMapKeyRef"), "ConfigMap"),
     **dict.fromkeys(("secret", "secretRef", "secretKeyRef"), "Secret"),
     "subdomain": "Service",
+    "runtimeRef": "TrainingRuntime",
 }
 JOB_LABELS = {kind.job_label for kind in kinds.KINDS} | {"job-name"}
 # What names a run's directory, which may be named after the job: a path on a volume, and a variable's value.

@@ -20,7 +20,10 @@ from tools.cells import knobs as cells_knobs
 from tools.cells.knobs import Knobs
 from tools.cli import _knobs
 from tools.core import output
+from tools.job import submit
 from tools.kube.kubectl import Kubectl, failure
+from tools.kube.manifests import Manifests
+from tools.workload import kinds
 
 FIELD_MANAGER = "kubectl"  # the default of `kubectl apply --server-side`
 
@@ -48,8 +51,12 @@ def command(
     manager: str,
     as_json: bool,
 ) -> None:
-    manifests = cells_knobs.rendered(cell, file, knobs)
-    done = Kubectl(context, namespace).run(
+    manifests, kubectl = cells_knobs.rendered(cell, file, knobs), Kubectl(context, namespace)
+    if submit.awaits_runtime(kubectl, manifests):
+        job = kinds.job_of(manifests)
+        output.note(f"{job.title} is new, and left out: the API server takes it only after its runtime")
+        manifests = Manifests(manifests.source, [one for one in manifests.objects if one is not job.item])
+    done = kubectl.run(
         *("diff", "--server-side", f"--field-manager={manager}", "--filename=-"),
         stdin=manifests.as_list(),
         seconds=None,

@@ -1,7 +1,7 @@
 """Train a cell on this machine, its pods as local processes.
 
-The cell, or the PyTorchJob of a file, is rendered exactly as for a cluster. Its pods start with the
-environment that the training operator would inject. Run the same command again to continue; a finished run is
+The cell, or the PyTorchJob or TrainJob of a file, is rendered exactly as for a cluster. Its pods start with the
+environment that the operator or Trainer would inject. Run the same command again to continue; a finished run is
 reported as finished. With --name, one cell has many runs side by side.
 
 Images are not used. The command of a script of your own starts in the working directory, with the programs of

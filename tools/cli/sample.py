@@ -24,7 +24,7 @@ from tools.cells import locate
 from tools.cells.kustomize_graph import is_kustomization
 from tools.core import output, repo
 from tools.core.errors import UserError
-from tools.kube.manifests import name_of
+from tools.workload import kinds
 from training.run.directory import read_json
 
 Command = Callable[..., Any]
@@ -91,7 +91,7 @@ def run_directory(run: str | None, name: str | None = None) -> Path:
             return candidate.resolve()
     if "/" in run or is_kustomization(Path(run)):
         manifests = locate.rendered(run)
-        run = name_of(manifests.job())
+        run = kinds.job_of(manifests).name
         if (runs / f"{run}{end}").is_dir():
             return runs / f"{run}{end}"
         words = [] if name is None else ["--name", name]

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tools.cells.knobs import Knobs
 from tools.core.errors import UserError
 from tools.core.verdict import State
 from tools.job.snapshot import lookup
@@ -18,8 +19,11 @@ from tools.preflight.evaluate import evaluate
 from tools.prove import proofs
 from tools.stage import look
 from tools.workload import kinds
+from tools.workload.pytorchjob import PyTorchJob
+from tools.workload.trainjob import GROUP, TrainJob
 
 MOST_NAMED = 5  # nodes
+FEATURE = "trainjob"  # overlays/feature/trainjob
 
 
 @dataclass(frozen=True)
@@ -150,8 +154,32 @@ def dry_run(kubectl: Kubectl, manifests: Manifests, replaced: bool) -> list[str]
     others = Manifests(manifests.source, [item for item in manifests.objects if item is not job])
     force = ("--force-conflicts",) if replaced else ()
     _, warnings = apply(kubectl, others, "--dry-run=server") if others.objects else ([], [])
+    if awaits_runtime(kubectl, manifests):
+        return [*warnings, f"not tried before its runtime exists: {job['kind']}/{name_of(job)}"]
     _, more = apply(kubectl, Manifests(manifests.source, [job]), "--dry-run=server", *force)
     return [*warnings, *more]
+
+
+def awaits_runtime(kubectl: Kubectl, manifests: Manifests) -> bool:
+    """Return whether Trainer would refuse the job in a dry run, because its runtime comes with it."""
+    job = kinds.job_of(manifests)
+    runtime = job.runtime if isinstance(job, TrainJob) else None
+    return runtime is not None and lacks(kubectl, f"{runtime['kind']}.{GROUP}".lower(), name_of(runtime))
+
+
+def with_served_kind(kubectl: Kubectl, manifests: Manifests, knobs: Knobs, say: Callable[[str], None]) -> Knobs:
+    """Return the knobs, with the feature that makes a PyTorchJob a TrainJob where only that is served."""
+    if kinds.job_of(manifests).kind != PyTorchJob.kind or FEATURE in knobs.features:
+        return knobs
+    done = kubectl.run("api-resources", "--verbs=create", "--output=name")
+    served = {PyTorchJob.resource, TrainJob.resource} & set(done.stdout.split())
+    if TrainJob.resource not in served:
+        return knobs
+    if PyTorchJob.resource in served:
+        say(f"kind: PyTorchJob; the cluster serves TrainJob too: --feature {FEATURE}")
+        return knobs
+    say(f"kind: TrainJob (--feature {FEATURE}), because the cluster does not serve PyTorchJob")
+    return replace(knobs, features=(*knobs.features, FEATURE))
 
 
 def apply(kubectl: Kubectl, manifests: Manifests, *options: str) -> tuple[list[Applied], list[str]]:

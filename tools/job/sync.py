@@ -59,14 +59,13 @@ def prepare(manifests: Manifests) -> None:
     """
     job = kinds.job_of(manifests)
     job.item["metadata"].setdefault("annotations", {})[ANNOTATION] = "true"
-    for role in [one for one in job.roles if one.trains]:
-        spec = role.template["spec"]
-        name = job.container_of(role.template)
-        container = next(one for one in spec["containers"] if one["name"] == name)
+    if not job.training_specs():
+        raise UserError(f"{job.title}: its pod template is not in the file, so --dev cannot change it")
+    for spec, container in zip(job.training_specs(), job.training_containers(), strict=True):
         words = [*(container.get("command") or []), *(container.get("args") or [])]
         parents = behind_prefixes([str(word) for word in words], {})[2]
         if not any(one.name in (AGENT, *ENTRYPOINTS) for one in parents):
-            message = f"{job.title}: {role.path}: process 1 is not the agent, which --dev needs"
+            message = f"{job.title}: {container['name']}: process 1 is not the agent, which --dev needs"
             raise UserError(message, "yard new script makes a cell that has it (docs/own-job.md)")
         container.setdefault("env", []).append({"name": VARIABLE, "value": DIRECTORY})
         container.setdefault("volumeMounts", []).append({"name": VOLUME, "mountPath": DIRECTORY})

@@ -14,19 +14,19 @@ from tools.cells.trainer_config import load_config
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
-from tools.kube.manifests import Manifests, Object, name_of
+from tools.kube.manifests import Manifests
 from tools.simulator import volumes, wiring
 from tools.simulator.local_pod import LocalPod, local_pods
 from tools.simulator.supervisor import Success
-from tools.workload import operator_pods
+from tools.workload import kinds
 from tools.workload.operator_admission import MASTER
 from tools.workload.pod import Pod
-from tools.workload.pytorchjob import PyTorchJob
 
 if TYPE_CHECKING:
     from training.config import Config
 
 
+RUN_HERE = ("PyTorchJob", "TrainJob")
 SCRIPT = re.compile(r"[^-].*\.(?:py|sh)")
 
 
@@ -40,6 +40,7 @@ class LocalJob:
 
     source: str
     name: str
+    kind: str
     manifests: Manifests
     pods: list[Pod]
     local: list[LocalPod]
@@ -57,10 +58,10 @@ class LocalJob:
 
     @property
     def success(self) -> Success:
-        """The operator's rule for this job's success."""
+        """The controller's rule for this job's success."""
         if self.pods[0].role == MASTER.lower():
             return Success.MASTER
-        return Success.ANY if self.manifests.job()["spec"].get("elasticPolicy") is not None else Success.ALL
+        return Success.ANY if kinds.job_of(self.manifests).spec.get("elasticPolicy") is not None else Success.ALL
 
     @property
     def config_directory(self) -> Path | None:
@@ -82,28 +83,31 @@ def ready(
     """
     manifests = manifests if port is None else _with_port(manifests, port)
     shared, checkout = repo.local(), repo.root()
-    job = manifests.job()
-    verdict = wiring.analyse(PyTorchJob(job, manifests=manifests)).verdict
+    job = kinds.job_of(manifests)
+    if job.kind not in RUN_HERE:
+        raise UserError(f"{manifests.source}: {job.title} cannot run here", f"kinds that can: {', '.join(RUN_HERE)}")
+    verdict = wiring.analyse(job).verdict
     if verdict.state is State.FAIL:
         raise UserError(f"{manifests.source}: {verdict.summary}", verdict.remedy, code=1)
-    pods = operator_pods.pods(job)
+    # A failed pod of a Job is made anew: here it starts again.
+    pods = [replace(pod, restart_policy="OnFailure") if pod.random_end else pod for pod in job.pods()]
     config = load_config(manifests, checkout)
     # In the image, a script starts where the image says: here that is where the user is.
     started_in = Path.cwd() if config is None else checkout
     local = local_pods(pods, manifests, shared, started_in, plan_only=plan_only)
-    name = name_of(job)
     if config is None:
         _check_script(local[0])
     else:
-        _check_world(config, job, len(pods))
+        _check_world(config, local)
     return LocalJob(
         source=manifests.source,
-        name=name,
+        name=job.name,
+        kind=job.kind,
         manifests=manifests,
         pods=pods,
         local=local,
-        directory=run_directory(local[0], shared, name),
-        backoff_limit=(job["spec"].get("runPolicy") or {}).get("backoffLimit"),
+        directory=run_directory(local[0], shared, job.name),
+        backoff_limit=job.backoff.get("backoffLimit"),
         config=config,
         wiring=verdict,
         target=tuple(target),
@@ -132,15 +136,7 @@ def run_directory(pod: LocalPod, shared: Path, name: str) -> Path:
 def _with_port(manifests: Manifests, port: int) -> Manifests:
     """Return a copy of `manifests` whose pods meet at `port`."""
     result = Manifests(manifests.source, copy.deepcopy(manifests.objects))
-    spec = result.job()["spec"]
-    elastic = spec.get("elasticPolicy") or {}
-    if elastic.get("rdzvPort") is not None:
-        elastic["rdzvPort"] = port
-    for replica in spec["pytorchReplicaSpecs"].values():
-        for container in replica["template"]["spec"]["containers"]:
-            ports = container.get("ports") or []
-            others = [one for one in ports if one.get("name") != operator_pods.DEFAULT_PORT_NAME]
-            container["ports"] = [*others, {"name": operator_pods.DEFAULT_PORT_NAME, "containerPort": port}]
+    kinds.job_of(result).write_port(port)
     return result
 
 
@@ -155,8 +151,8 @@ def _check_script(pod: LocalPod) -> None:
         )
 
 
-def _check_world(config: Config, job: Object, pods: int) -> None:
+def _check_world(config: Config, pods: Sequence[LocalPod]) -> None:
     """Raise ConfigError when the job's ranks cannot share the batch, if the number of ranks is known."""
-    text = job["spec"].get("nprocPerNode") or str((job["spec"].get("elasticPolicy") or {}).get("nProcPerNode"))
+    text = pods[0].environment.get("PET_NPROC_PER_NODE", "")
     if text.isdigit():
-        config.accumulation(pods * int(text))
+        config.accumulation(len(pods) * int(text))

@@ -139,7 +139,7 @@ def show_plan(job: LocalJob, as_json: bool) -> None:
     asked, there = sum(gpus(pod) for pod in job.pods), len(visible_gpus(os.environ))
     if asked > there:
         output.note(f"the job asks for {output.count(asked, 'GPU')}; this machine has {there}: it cannot run here")
-    output.line(f"{job.source}: PyTorchJob {job.name}, {pods}, run {repo.shown(job.directory)}")
+    output.line(f"{job.source}: {job.kind} {job.name}, {pods}, run {repo.shown(job.directory)}")
     for pod in job.local:
         output.line()
         output.line(f"pod {pod.name} (in {pod.cwd})")

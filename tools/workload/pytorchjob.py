@@ -89,6 +89,16 @@ class PyTorchJob(Workload):
             self.spec["nprocPerNode"] = str(count)
         return True
 
+    def write_port(self, port: int) -> None:
+        elastic = self.section("elasticPolicy")
+        if elastic.get("rdzvPort") is not None:
+            elastic["rdzvPort"] = port
+        named = {"name": operator_pods.DEFAULT_PORT_NAME, "containerPort": port}
+        for role in self.roles:
+            for container in role.template["spec"]["containers"]:
+                ports = container.get("ports") or []
+                container["ports"] = [*(one for one in ports if one.get("name") != named["name"]), named]
+
     def _pods(self) -> list[Pod]:
         policy = self.section("runPolicy")
         started = {**self.item, "spec": {**self.spec, "runPolicy": {**policy, "suspend": False}}}

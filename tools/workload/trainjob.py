@@ -21,6 +21,8 @@ ANCESTOR, TRAINER = f"{GROUP}/trainjob-ancestor-step", "trainer"
 NODE = "node"  # the name of the training container
 PORT = "29500"
 RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
+ENDPOINT = "PET_RDZV_ENDPOINT"
+OVERRIDES = {"image", "command", "args", "resourcesPerNode"}  # of a TrainJob, in its runtime's container
 PATCHES = ("runtimePatches", "podTemplateOverrides", "podSpecOverrides")
 
 
@@ -80,6 +82,12 @@ class TrainJob(Workload):
         item = {"apiVersion": JobSet.api, "kind": JobSet.kind, "metadata": metadata}
         return JobSet({**item, "spec": {**spec, "replicatedJobs": jobs}}, manifests=self.manifests)
 
+    @property
+    def _replicated_jobs(self) -> list[Object]:
+        """Return the replicated Jobs as they stand in the runtime; none without a runtime."""
+        jobs: list[Object] = [] if self.runtime is None else self.runtime["spec"]["template"]["spec"]["replicatedJobs"]
+        return jobs
+
     def _replicated(self, one: Object) -> Object:
         """Return a replicated Job: of the trainer one Job with a pod for each node."""
         if not _is_trainer(one):
@@ -117,7 +125,7 @@ class TrainJob(Workload):
     def _roles(self) -> list[Role]:
         if self.runtime is None or self._jobset.misshapen:
             return []
-        names = {one["name"] for one in self.runtime["spec"]["template"]["spec"]["replicatedJobs"] if _is_trainer(one)}
+        names = {one["name"] for one in self._replicated_jobs if _is_trainer(one)}
         return [
             Role(
                 role.name,
@@ -142,10 +150,29 @@ class TrainJob(Workload):
         return True
 
     def training_containers(self) -> list[Object]:
-        return [self.spec.setdefault("trainer", {})]
+        """Return what the job overrides; else the containers of its runtime, if that is in the file."""
+        specs = self.training_specs()
+        return [main for spec in specs for main in spec["containers"] if main.get("name") == NODE] or [
+            self.spec.setdefault("trainer", {})
+        ]
 
     def training_specs(self) -> list[Object]:
-        return []
+        if self.runtime is None or self._jobset.misshapen or OVERRIDES & set(self._trainer):
+            return []
+        return [one["template"]["spec"]["template"]["spec"] for one in self._replicated_jobs if _is_trainer(one)]
+
+    @property
+    def backoff(self) -> Object:
+        return next((one["template"]["spec"] for one in self._replicated_jobs if _is_trainer(one)), {})
+
+    def write_port(self, port: int) -> None:
+        """Write the port of the rendezvous, which is Trainer's own unless variables name another endpoint."""
+        found = [self._trainer, *self.training_containers()]
+        entries = [one for part in found for one in part.get("env") or [] if one.get("name") == ENDPOINT]
+        for entry in entries:
+            entry["value"] = f"{str(entry.get('value')).rpartition(':')[0]}:{port}"
+        if not entries:
+            super().write_port(port)
 
     def _pods(self) -> list[Pod]:
         if self.runtime is None:

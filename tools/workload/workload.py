@@ -289,6 +289,15 @@ class Workload(ABC):
         return False
 
     @property
+    def backoff(self) -> Object:
+        """Return the mapping of `item` whose backoffLimit counts the failures of pods."""
+        return self.section("runPolicy")
+
+    def write_port(self, port: int) -> None:
+        """Write into `item` that the pods meet at `port`. Raises UserError for a kind without such a field."""
+        raise UserError(f"--port {port}: {self.title} has no field for the port of its rendezvous")
+
+    @property
     def status(self) -> Object:
         status = self.item.get("status")
         return status if isinstance(status, dict) else {}

@@ -50,7 +50,7 @@ def main(archive: str) -> None:
         _say("no command; for example: agent.pyz -- torchrun train.py")
         sys.exit(2)
     try:
-        limits = Limits.of(os.environ)
+        limits, restarts = Limits.of(os.environ), development.restarts(os.environ)
     except ValueError as problem:
         _say(str(problem))
         sys.exit(CODES["config"])
@@ -58,7 +58,7 @@ def main(archive: str) -> None:
     path = [*filter(None, [os.environ.get("PYTHONPATH")]), archive]
     environment = {"PYTHONPATH": os.pathsep.join(path), **({RUN: str(run.path)} if run else {})}
     environment[OWN_STORE] = os.environ.get(OWN_STORE, "1")
-    sys.exit(development.run(lambda code: ScriptPod(words, limits, run, environment, code)))
+    sys.exit(development.run(lambda code: ScriptPod(words, limits, run, environment, code), restarts))
 
 
 def directory(environment: Mapping[str, str]) -> Path:

@@ -1,4 +1,9 @@
-"""The edit loop: process 1 starts its command again with code that `yard job sync` has put into the pod.
+"""How often process 1 starts its command, and the edit loop.
+
+TRAINYARD_RESTARTS is the number of new starts after failures that another attempt may cure. It stands in for
+the kubelet where the pod's restartPolicy has to be Never.
+
+In the edit loop, process 1 starts its command again with code that `yard job sync` has put into the pod.
 
 TRAINYARD_CODE names a directory that the pod mounts for this (`yard job submit --dev`). It has
 
@@ -28,6 +33,9 @@ CODE = "TRAINYARD_CODE"
 STOPPED, STARTED, FAILED = "stopped", "started", "failed"
 WAIT_SECONDS = 1800.0  # how long a failed command waits for another version
 AGAIN_SECONDS = 1.0  # before a command starts again that has lost its peers
+RESTARTS = "TRAINYARD_RESTARTS"
+FIRST_CURABLE = 128  # exit codes below it mean that another attempt fails in the same way (training.run.failure)
+BACKOFF_SECONDS, LONGEST_BACKOFF = 5.0, 60.0  # before the second start in place; it doubles
 START_SECONDS = 120.0  # how long a stopped one waits until all pods have stopped
 TICK = 0.05
 DEEPEST = 32  # directories of the image that are linked
@@ -189,11 +197,40 @@ def _link(image: str, files: str, left: list[int], depth: int) -> None:
                 os.symlink(source, target)
 
 
-def run(make: Callable[[Code | None], Version]) -> int:
-    """Run a pod's command to its end and return the exit code; in development, run each of its versions."""
+def restarts(environment: Mapping[str, str]) -> int:
+    """Return how often a failed command starts again in this pod. Raises ValueError."""
+    text = environment.get(RESTARTS) or "0"
+    if not (text.isascii() and text.isdigit() and len(text) < 7):
+        raise ValueError(f"{RESTARTS}={text[:40]!r} is not a whole number")
+    return int(text)
+
+
+def _in_place(make: Callable[[Code | None], Version], left: int) -> int:
+    """Run a command, again at most `left` times where another attempt may cure its failure."""
+    wait = 0.0
+    while True:
+        pod = make(None)
+        result = pod.run()
+        if result < FIRST_CURABLE or not left or pod.asked_to_stop():
+            return result
+        pod.say(f"starting again in this pod in {wait:.0f} s ({RESTARTS}: {left} left)")
+        deadline = time.monotonic() + wait
+        while time.monotonic() < deadline:
+            time.sleep(TICK)
+            if pod.asked_to_stop():
+                return result
+        left -= 1
+        wait = min(max(2 * wait, BACKOFF_SECONDS), LONGEST_BACKOFF)
+
+
+def run(make: Callable[[Code | None], Version], again: int = 0) -> int:
+    """Run a pod's command to its end and return the exit code; in development, run each of its versions.
+
+    A failed command starts again at most `again` times, outside of development.
+    """
     code = Code.of(os.environ)
     if code is None:
-        return make(None).run()
+        return _in_place(make, again)
     healthy = time.monotonic()  # when the command was started or replaced last
     while True:
         pod = make(code)

@@ -12,12 +12,14 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from training.run.files import read_bounded
 
 FILE = "rendezvous-id"
 VARIABLE = "PET_RDZV_ID"
+CONFIGURATION = "PET_RDZV_CONF"
 BYTES = 16
 WHOLE_SECONDS = 10.0  # a file system without hard links shows a new file before its content
 
@@ -46,6 +48,18 @@ def agreed(run: Path) -> str:
         if text or time.monotonic() > deadline:
             raise BadIdError(f"{path} does not hold an id of {2 * BYTES} hexadecimal digits; remove it")
         time.sleep(0.1)
+
+
+def hosted(environment: Mapping[str, str], hostname: str) -> dict[str, str]:
+    """Return the variable that makes this pod the host of the store, where the endpoint names it with a domain.
+
+    torchrun looks such a name up. In a new pod DNS may not have it yet, and the host would wait for itself.
+    """
+    host = environment.get("PET_RDZV_ENDPOINT", "").rpartition(":")[0]
+    own, _, domain = host.partition(".")
+    if not domain or own != hostname:
+        return {}
+    return {CONFIGURATION: ",".join(filter(None, (environment.get(CONFIGURATION), "is_host=1")))}
 
 
 def _offer(path: Path) -> None:

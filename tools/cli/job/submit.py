@@ -1,7 +1,8 @@
 """Submit a cell or a manifest to the cluster, and follow the job to its first step or to what delays it.
 
 Before it applies anything, the command runs preflight, looks for the namespace and for the objects that the
-pods need, and asks the API server for a dry run. It does not change an existing job of the same name without
+pods need, and asks the API server for a dry run. A cell becomes a TrainJob with --feature trainjob, or where
+the cluster serves TrainJob and not PyTorchJob. It does not change an existing job of the same name without
 --resume or --replace; it shows the difference. With --name, a cell is several jobs side by side, each with
 its own run directory. What was submitted is kept: see `yard job show`.
 
@@ -83,12 +84,11 @@ def command(
 ) -> None:
     if resume and replace:
         raise UserError("--resume continues the job and --replace ends it: give one of them")
-    points = sweep.points(knobs, sweeps)
-    plain = cells_knobs.rendered(cell, file, Knobs())
+    plain, here = cells_knobs.rendered(cell, file, Knobs()), lookup.in_namespace(kubectl)
+    points = sweep.points(submit.with_served_kind(here, plain, knobs, output.note), sweeps)
     jobs = [_Job(one, cells_knobs.applied(plain, one)) for one in points]
     for job in jobs if dev else ():
         sync.prepare(job.manifests)
-    here = lookup.in_namespace(kubectl)
     if sweeps and not as_json:
         output.table([(job.name, *job.knobs.settings) for job in jobs], indent="")
     target = shlex.join([cell] if cell is not None else ["-f", str(file)])

@@ -1,0 +1,182 @@
+"""A cell as a TrainJob: the same pods as the PyTorchJob's, by the same numbers, and nothing dropped in silence."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.platform.conftest import of_kind
+from tests.platform.test_features import CELLS, SMALLEST, environment
+from tools.cells import kustomize, locate
+from tools.cells.knobs import Knobs, applied
+from tools.core import repo
+from tools.core.errors import UserError
+from tools.core.verdict import State
+from tools.job import submit
+from tools.kube.kubectl import Kubectl
+from tools.kube.manifests import Manifests, parse
+from tools.local import job as local_job
+from tools.preflight.evaluate import evaluate
+from tools.simulator import wiring
+from tools.workload import kinds
+from tools.workload.workload import Workload
+from training.run.failure import CODES, PERMANENT
+
+Object = dict[str, Any]
+FEATURE = "overlays/feature/trainjob"
+
+
+def job_of(made: list[Object]) -> Workload:
+    return kinds.job_of(Manifests("made", made))
+
+
+def batch(made: list[Object]) -> Object:
+    (replicated,) = of_kind(made, "TrainingRuntime")["spec"]["template"]["spec"]["replicatedJobs"]
+    found: Object = replicated["template"]["spec"]
+    return found
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_trainjob_has_the_pods_of_the_pytorchjob(
+    cell: str,
+    above: Callable[..., list[Object]],
+    loose: Callable[[Object], list[str]],
+    faults: Callable[[Object], list[str]],
+) -> None:
+    before, made = job_of(above(cell, prefix="we-")), above(cell, FEATURE, prefix="we-")
+    job = job_of(made)
+    assert (before.kind, job.kind, job.name) == ("PyTorchJob", "TrainJob", before.name)
+    assert [one["kind"] for one in made].count("PyTorchJob") == 0
+    assert [fault for one in made for fault in faults(one)] == []
+    assert wiring.analyse(job).verdict.state is State.PASS
+    assert evaluate(Manifests(cell, made)).of(State.FAIL) == []
+    assert loose(batch(made)["template"]["spec"]) == []
+    assert job.backoff["backoffLimit"] == before.backoff["backoffLimit"]
+    assert len(job.pods()) == len(before.pods())
+    for pod, own in zip(job.pods(), before.pods(), strict=True):
+        same = set(own.spec) - {"containers", "restartPolicy", "hostname"}
+        assert {key: pod.spec.get(key) for key in same} == {key: own.spec[key] for key in same}
+        changed = {"name", "ports", "env"}
+        assert {key: value for key, value in pod.container.items() if key not in changed} == {
+            key: value for key, value in own.container.items() if key not in changed
+        }
+        new, old = environment(pod.spec), environment(own.spec)
+        assert {key: new.get(key) for key in old if not key.startswith("PET_")} == {
+            key: value for key, value in old.items() if not key.startswith("PET_")
+        }
+        for name in ("PET_RDZV_BACKEND", "PET_MAX_RESTARTS", "PET_NPROC_PER_NODE", "PET_SHUTDOWN_TIMEOUT"):
+            assert new[name] == old[name], name
+    policy = of_kind(made, "NetworkPolicy")["spec"]
+    for selector in (policy["podSelector"], policy["ingress"][0]["from"][0]["podSelector"]):
+        assert selector["matchLabels"].items() <= job.pods()[0].labels.items()
+
+
+def test_exit_codes_end_the_job_as_the_failure_classes_say(above: Callable[..., list[Object]]) -> None:
+    made = above(SMALLEST, FEATURE)
+    ignored, permanent = batch(made)["podFailurePolicy"]["rules"]
+    assert ignored == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+    values = permanent["onExitCodes"]["values"]
+    assert permanent["action"] == "FailJob"
+    assert values == list(range(1, 128))
+    assert {kind for kind, code in CODES.items() if code in values} == set(PERMANENT)
+    assert batch(made)["template"]["spec"]["restartPolicy"] == "Never"
+    rules = of_kind(made, "TrainingRuntime")["spec"]["template"]["spec"]["failurePolicy"]["rules"]
+    assert [(one["action"], one["onJobFailureReasons"]) for one in rules] == [("FailJobSet", ["PodFailurePolicy"])]
+
+
+def test_a_cell_that_lists_the_feature_keeps_its_numbers(checkout: Path, renderer: kustomize.Renderer) -> None:
+    """The cell's own patches come after its Components."""
+    leaf = checkout / f"overlays/{SMALLEST}/kustomization.yaml"
+    text = leaf.read_text(encoding="utf-8").replace("../../images]", "../../images, ../../feature/trainjob]")
+    for old, new in (("value: 2}", "value: 5}"), ("value: 6}", "value: 15}")):
+        assert old in text
+        text = text.replace(old, new)
+    leaf.write_text(text, encoding="utf-8")
+    manifests = kustomize.in_order(parse(renderer.build(leaf.parent), "cell"))
+    job = kinds.job_of(manifests)
+    assert (job.kind, job.nodes, job.backoff["backoffLimit"]) == ("TrainJob", 5, 15)
+    assert wiring.analyse(job).verdict.state is State.PASS
+    turned = applied(manifests, Knobs(nodes=3, nproc=2, name="b", image="mine:1", settings=("train.steps=70",)))
+    job = kinds.job_of(turned)
+    assert (job.nodes, job.backoff["backoffLimit"], job.name) == (3, 9, "cpu-llama-tiny-train-b")
+    assert {pod.container["image"] for pod in job.pods()} == {"mine:1"}
+    assert wiring.analyse(job).verdict.state is State.PASS
+
+
+def test_knobs_reach_the_machine_of_a_trainjob() -> None:
+    job = kinds.job_of(applied(locate.rendered("g5/llama-3-2-1b"), Knobs(features=("trainjob",))))
+    turned = applied(job.manifests, Knobs(instance="g5.48xlarge", nodes=8))
+    (pod, *_), text = kinds.job_of(turned).pods(), json.dumps(turned.objects)
+    assert pod.container["resources"]["limits"]["nvidia.com/gpu"] == environment(pod.spec)["PET_NPROC_PER_NODE"] == "8"
+    assert "g5.8xlarge" not in text
+
+
+@pytest.mark.parametrize("others", [("kueue",), ("spot", "kueue", "profile", "s3-data", "local-nvme"), ("agent",)])
+def test_features_before_it_are_kept(others: tuple[str, ...], above: Callable[..., list[Object]]) -> None:
+    made = above(SMALLEST, *(f"overlays/feature/{one}" for one in others), FEATURE)
+    before = job_of(above(SMALLEST, *(f"overlays/feature/{one}" for one in others)))
+    job = job_of(made)
+    assert (job.queue, job.backoff) == (
+        before.queue,
+        {**job.backoff, "backoffLimit": before.backoff["backoffLimit"]},
+    )
+    assert job.pods()[0].spec["volumes"] == before.pods()[0].spec["volumes"]
+    assert job.pods()[0].spec.get("initContainers") == before.pods()[0].spec.get("initContainers")
+
+
+def test_kueue_may_stand_behind_it(above: Callable[..., list[Object]]) -> None:
+    assert job_of(above(SMALLEST, FEATURE, "overlays/feature/kueue")).queue == "trainyard"
+
+
+@pytest.mark.parametrize("other", ["volcano", "hyperpod-job"])
+def test_what_a_trainjob_cannot_hold_is_an_error(
+    other: str, directory: Callable[..., Path], renderer: kustomize.Renderer
+) -> None:
+    with pytest.raises(UserError, match="does not render"):
+        renderer.build(directory(SMALLEST, f"overlays/feature/{other}", FEATURE))
+
+
+def test_the_runtime_comes_first() -> None:
+    """Trainer refuses a TrainJob whose runtime does not exist yet."""
+    made = applied(locate.rendered(SMALLEST), Knobs(features=("trainjob",))).objects
+    names = [one["kind"] for one in made]
+    assert names.index("TrainingRuntime") < names.index("TrainJob")
+
+
+def test_it_runs_here_at_the_port_that_is_asked_for() -> None:
+    knobs = Knobs(features=("trainjob",))
+    ready = local_job.ready(applied(locate.rendered(SMALLEST), knobs), (SMALLEST,), knobs, 31234, plan_only=True)
+    assert (ready.kind, ready.backoff_limit) == ("TrainJob", 6)
+    assert {pod.environment["PET_RDZV_ENDPOINT"] for pod in ready.local} == {"127.0.0.1:31234"}
+    assert {pod.restart_policy for pod in ready.local} == {"OnFailure"}
+
+
+@pytest.mark.parametrize(
+    ("served", "features", "said"),
+    [
+        (["pytorchjobs.kubeflow.org"], (), ""),
+        (["trainjobs.trainer.kubeflow.org"], ("trainjob",), "does not serve PyTorchJob"),
+        (["pytorchjobs.kubeflow.org", "trainjobs.trainer.kubeflow.org"], (), "serves TrainJob too"),
+        ([], (), ""),
+    ],
+)
+def test_submit_takes_the_kind_that_is_served(
+    served: list[str], features: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "kubectl"
+    program.write_text((repo.root() / "tests/job/kubectl.py").read_text(encoding="utf-8"), encoding="utf-8")
+    program.chmod(0o755)
+    (tmp_path / "objects.json").write_text(json.dumps({key: [] for key in served}), encoding="utf-8")
+    monkeypatch.setenv("STAND_IN", str(tmp_path))
+    cell = locate.rendered(SMALLEST)
+    notes: list[str] = []
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    knobs = submit.with_served_kind(Kubectl(None, "team"), cell, Knobs(nodes=3), notes.append)
+    assert knobs == Knobs(nodes=3, features=features)
+    assert said in " ".join(notes)
+    assert bool(notes) is bool(said)
