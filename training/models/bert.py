@@ -8,7 +8,8 @@ from torch.nn import functional
 from transformers import BertConfig, BertForPreTraining
 
 from training.config import Config
-from training.models.causal import IGNORE, check_count, named_parameters
+from training.models.causal import check_count, named_parameters
+from training.models.head import IGNORE
 from training.models.init import fill_normal
 from training.task import Trainable
 

@@ -12,17 +12,15 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from torch.nn import functional
 from transformers import PreTrainedConfig
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from training.config import Config, ConfigError
 from training.config.families import OPTIONAL
 from training.models.counting import layer_parameters, parameters
+from training.models.head import IGNORE, HeadLoss
 from training.models.init import fill_normal
 from training.task import Trainable
-
-IGNORE = -100  # label of a position without a target
 
 
 def hf_config(config: Config, attention: str = "eager") -> PreTrainedConfig:
@@ -80,14 +78,13 @@ class CausalLM(Trainable):
         self.attention = attention
         self.model = config.model
         self.hf = getattr(transformers, config.model.family.model)(hf_config(config, attention))
-        self.head_loss = summed_loss
+        self.head_loss = HeadLoss()
 
     def blocks(self) -> list[nn.Module]:
         return list(self.hf.model.layers)
 
     def compile_outside(self) -> None:
-        """Compile the head and the loss together, which never holds all logits in fp32 at once."""
-        self.head_loss = torch.compile(self.head_loss, fullgraph=True)
+        self.head_loss.compile()
 
     def forward(
         self,
@@ -132,12 +129,6 @@ class CausalLM(Trainable):
             input_ids=input_ids, attention_mask=self._masks(document_ids), position_ids=position_ids,
             use_cache=False,
         ).logits  # fmt: skip
-
-
-def summed_loss(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy summed over labelled positions; softmax and sum are in fp32 for any matmul precision."""
-    logits = functional.linear(hidden, head).float()
-    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum")
 
 
 def document_mask(document_ids: torch.Tensor, attention: str, window: int | None = None) -> Any:

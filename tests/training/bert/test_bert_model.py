@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from training.config import BertShape, Config
 from training.models.bert import PretrainingBert, build_on_meta, initialise
-from training.models.causal import IGNORE, named_parameters
+from training.models.causal import named_parameters
+from training.models.head import IGNORE
 
 CPU = torch.device("cpu")
 PUBLISHED = {"vocab_size": 30522, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,

@@ -1,0 +1,93 @@
+"""The loss in chunks of tokens is that of all logits at once, in less memory."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from training.models import head
+from training.models.head import IGNORE, HeadLoss, chunk_size
+
+WORDS, WIDTH, TOKENS = 515, 16, 96
+
+
+class Largest(TorchDispatchMode):
+    """The largest number of elements of any result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+def _inputs(head_is_trained: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    hidden = torch.randn(2, TOKENS // 2, WIDTH, generator=draw).requires_grad_()
+    table = torch.randn(WORDS, WIDTH, generator=draw).requires_grad_(head_is_trained)
+    labels = torch.randint(0, WORDS, (2, TOKENS // 2), generator=draw)
+    labels[0, :40] = IGNORE  # at least one chunk without any label
+    return hidden, table, labels
+
+
+def _results(how: HeadLoss, half: bool, head_is_trained: bool, mode: Any = None) -> dict[str, torch.Tensor]:
+    hidden, table, labels = _inputs(head_is_trained)
+    cast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=half)
+    with mode or nullcontext(), cast:
+        loss = how(hidden, table, labels)
+        (loss * 0.25).backward()
+        with torch.no_grad():
+            evaluated = how(hidden, table, labels)
+    found = {"loss": loss, "evaluated": evaluated, "hidden": hidden.grad, "head": table.grad}
+    return {name: value.detach() for name, value in found.items() if value is not None}
+
+
+@pytest.mark.parametrize("head_is_trained", [True, False], ids=["full", "lora"])
+@pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("tokens", [16, 36, 1])
+def test_chunks_give_the_loss_and_the_gradients_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, half: bool, head_is_trained: bool
+) -> None:
+    """Chunks that divide the tokens, that do not, and single tokens."""
+    expected, whole = _results(HeadLoss(), half, head_is_trained, mode := Largest()), mode.elements
+    monkeypatch.setattr(head, "_ON_A_CPU", WORDS * tokens)
+    found = _results(HeadLoss(), half, head_is_trained, mode := Largest())
+    assert found.keys() == expected.keys()
+    near = 1e-2 if half else 2e-6
+    for name, value in found.items():
+        assert value.dtype == expected[name].dtype
+        torch.testing.assert_close(value, expected[name], rtol=near, atol=near)
+    assert whole == TOKENS * WORDS
+    assert mode.elements <= max(tokens, WIDTH) * WORDS
+
+
+@pytest.mark.long
+def test_compiled_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = _results(HeadLoss(), half=False, head_is_trained=True)
+    monkeypatch.setattr(head, "_ON_A_CPU", WORDS * 16)
+    how = HeadLoss()
+    how.compile()
+    for name, value in _results(how, half=False, head_is_trained=True).items():
+        torch.testing.assert_close(value, expected[name], rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words", "card", "size"),
+    [
+        (2048, 2048, False, 2048),  # a small vocabulary: all at once
+        (16384, 128256, False, 256),
+        (16384, 128256, True, 1024),
+        (16381, 128256, True, 1046),  # a prime: the last chunk is smaller
+        (8, 1 << 40, True, 1),
+    ],
+)
+def test_size_of_a_chunk(tokens: int, words: int, card: bool, size: int) -> None:
+    assert chunk_size(tokens, words, card) == size
