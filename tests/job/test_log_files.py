@@ -215,6 +215,20 @@ def test_without_a_failure_the_last_warning_is_quoted(yard: Yard) -> None:
     assert "a.log:2: [W822" in yard.json("why", "--log", log, code=3)["looked_at"][1]
 
 
+@pytest.mark.parametrize(
+    ("form", "kinds"),
+    [
+        ("02:31:{n}: train iter: {n} loss_net: nan loss_scale: 785.4", ["nan"]),
+        ("{{'loss': 0.0, 'grad_norm': nan, 'epoch': 0.{n}}}", ["nan"]),
+        ("02:31:{n}: train iter: {n} loss_net: 0.{n} loss_scale: 785.4", []),
+    ],
+)
+def test_a_loss_that_is_no_number_is_told_in_any_form(yard: Yard, form: str, kinds: list[str]) -> None:
+    log = write("a.log", "".join(form.format(n=n) + "\n" for n in range(10, 14)))
+    found = yard.json("why", "--log", log, code=1 if kinds else 3)
+    assert [cause["cause"] for cause in found["causes"]] == kinds
+
+
 def test_an_error_of_the_program_is_shown_with_its_place(yard: Yard) -> None:
     log = write(
         "a.log",

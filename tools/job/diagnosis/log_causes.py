@@ -241,7 +241,7 @@ def _found(report: Report) -> Found | None:
     place = log_tracebacks.of_program(report.stack)
     if kind is None and not relayed and report.weight is not Weight.END:
         python = form("exception").match(report.text) is not None
-        kind = "script" if place or (python and not vague) else None
+        kind = "script" if place or (python and (report.text.rstrip(": ").count(" ") or not vague)) else None
     return Found(
         kind or "crash", line, rank, weight=report.weight, vague=vague, text=report.text, guessed=True,
         bare=not report.place, place=place,

@@ -117,6 +117,8 @@ def _without_failure(logs: list[LogFile], code: int | None, checked: list[str]) 
         for lost in performance.lost(one.records):
             evidence = [f"{log.name}: {fact}" for fact in lost.evidence]
             return Explanation(State.FAIL, lost.summary, [replace(lost, evidence=evidence)], checked)
+        for lost in performance.lost_in_words(log.lines):
+            return Explanation(State.FAIL, lost.summary, [lost], checked)
     if code:
         last = next((line for log in logs for line in reversed(log.lines) if line.text.strip()), None)
         evidence = [short(f"exit code {code}, last line: {last.text.strip() if last else 'none'}")]

@@ -3,7 +3,7 @@
 import math
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tools.facts.instances import EFA
 from tools.job.diagnosis.admission import is_over
@@ -12,6 +12,7 @@ from tools.job.diagnosis.resources import accelerators
 from tools.job.metrics import progress
 from tools.job.metrics.series import Record
 from tools.job.snapshot import log_lines
+from tools.job.snapshot.log_lines import Line
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.quantity import amount, pod_requests
 
@@ -27,6 +28,7 @@ NO_GRADIENT = 10  # steps in a row without a gradient: finding a loss scale take
 LOW_USE = 0.1
 WAITS_FOR_DATA = 0.3  # of a step's time
 SLOWED = 0.7  # of the run's earlier speed
+VALUES = re.compile(r"\b((?:\w{1,20}_)?loss(?:_\w{1,20})?|(?:grad(?:ient)?[ _])?norm)\b['\"]?\s?[:=]\s?([-+\w.]{1,30})")
 SOCKET = re.compile(r"NCCL INFO (?:.{0,200}\b)?(?:NET/Socket|Using network Socket)", re.IGNORECASE)
 OFI = re.compile(r"NET/OFI.{0,200}Selected [Pp]rovider is efa|Using network (?:AWS Libfabric|OFI|Libfabric)")
 
@@ -74,7 +76,7 @@ def not_finite(snapshot: Snapshot) -> Iterator[Cause]:
 def lost(records: list[Record]) -> Iterator[Cause]:
     """The newest losses or gradients of these records are not finite."""
     losses = [record for record in records if record.loss is not None]
-    if len(losses) >= LOST and not any(math.isfinite(record.loss or 0.0) for record in losses[-LOST:]):
+    if len(losses) >= LOST and not any(map(_finite, losses[-LOST:])):
         evidence = [f"step {record.step}: loss {record.loss}" for record in losses[-LOST:]]
         summary = "the loss is no longer finite, and the run continues"
         yield Cause("nan", Layer.FAILED, summary, evidence)
@@ -84,6 +86,23 @@ def lost(records: list[Record]) -> Iterator[Cause]:
         evidence = [f"step {one.step}: loss {one.loss}, gradient norm {one.grad_norm}" for one in last[-LOST:]]
         summary = "the gradients are no longer finite, and the run continues"
         yield Cause("nan", Layer.FAILED, summary, evidence)
+
+
+def _finite(record: Record) -> bool:
+    """Return whether a step has a loss: transformers shows one that is not a number as 0."""
+    hidden = record.loss == 0.0 and math.isnan(record.grad_norm or 0.0)
+    return math.isfinite(record.loss or 0.0) and not hidden
+
+
+def lost_in_words(lines: Iterable[Line]) -> Iterator[Cause]:
+    """The newest losses or gradients of a log in an unknown form are not finite."""
+    found = [(line, values) for line in lines if (values := VALUES.findall(line.text))]
+    for number, name in ((LOST, "loss"), (NO_GRADIENT, "norm")):
+        last = [(line, value) for line, values in found for key, value in values[:1] if name in key][-number:]
+        if len(last) == number and all(value.lower() in ("nan", "inf", "-inf") for _, value in last):
+            evidence = [short(f"{line.pod}:{line.number}: {line.text.strip()}") for line, _ in last[-LOST:]]
+            yield Cause("nan", Layer.FAILED, f"the {name} is no longer finite, and the run continues", evidence)
+            return
 
 
 def low_use(snapshot: Snapshot) -> Iterator[Cause]:
