@@ -132,6 +132,7 @@ def test_a_row_is_read_in_the_format_that_its_fields_show(
         ({"messages": [], "conversations": []}, SHAPE, "messages (fields messages) or sharegpt"),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, SHAPE, "is for DPO or a reward model"),
         ({"chosen": [], "rejected": []}, SHAPE, "data.columns: {messages: chosen}"),
+        ({"conversations": [], "chosen": {"from": "gpt"}, "rejected": {}}, SHAPE, "fine-tuning learns one answer"),
         ({"prompt": "a", "completion": "b", "label": False}, SHAPE, "is for KTO"),
     ],
 )  # fmt: skip
@@ -167,6 +168,10 @@ for _ in range(70):
          "tool_calls[0] is not a call of a function"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, SHAPE,
          "a part that is not text"),
+        ({"messages": [{"role": "assistant", "content": None, "function_call": {"name": "f"}}]}, SHAPE,
+         "messages[0]: function calls in OpenAI's older form; write tool_calls"),
+        ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, SHAPE, "weight is 0.5, not 0 or 1"),
+        ({"messages": [{"role": "assistant", "content": "a", "weight": 0}]}, SHAPE, "there is nothing to learn"),
     ],
 )  # fmt: skip
 def test_a_bad_row_of_a_format_is_one_error(row: dict[str, Any], shape: Shape, why: str) -> None:
@@ -286,6 +291,20 @@ def test_learn_last_leaves_earlier_turns_unlearned(planned: Planned) -> None:
     assert text.endswith(
         "the cat<|im_end|>\n<|im_start|>user\nwhy<|im_end|>\n<|im_start|>assistant\n[[a mat<|im_end|>]]\n"
     )
+
+
+def test_a_turn_of_weight_0_is_read_and_not_learned(planned: Planned) -> None:
+    row = chat("hi", "the cat", "why", "a mat")
+    row["messages"][1]["weight"], row["messages"][3]["weight"] = 0, 1
+    marked = CHATML.replace(
+        "{{ message['content'] }}<|im_end|>",
+        "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] }}<|im_end|>{% endgeneration %}"
+        "{% else %}{{ message['content'] }}<|im_end|>{% endif %}",
+    )
+    for template in (CHATML, marked):
+        (text,) = shown(planned([row], template))
+        assert text.count("[[") == 1, text
+        assert "[[a mat<|im_end|>]]" in text
 
 
 @pytest.mark.parametrize("arguments", ["(call.function.arguments | tojson)", "'' + call.function.arguments"])

@@ -102,8 +102,13 @@ def _pair(where: str, prompt: object, completion: object, shape: Shape) -> Examp
     return Example(where, "pair", pieces=pieces)
 
 
+def is_learned(message: Message) -> bool:
+    """Return whether a message is the assistant's and without the weight 0, which OpenAI's format gives to others."""
+    return message["role"] == ASSISTANT and message.get("weight") != 0
+
+
 def _chat(where: str, messages: tuple[Message, ...], learned_from: int) -> Example:
-    if not any(message["role"] == ASSISTANT for message in messages[learned_from:]):
+    if not any(map(is_learned, messages[learned_from:])):
         raise BadRow(f"{where}: no message from the assistant, so there is nothing to learn")
     return Example(where, "chat", messages=messages, learned_from=learned_from)
 
@@ -184,6 +189,10 @@ def _message(where: str, value: object) -> Message:
     if not isinstance(value, dict):
         raise BadRow(f"{where} is {kind_of(value)}, not an object with role and content")
     message = {key: part for key, part in value.items() if part is not None}
+    if "function_call" in message or message.get("role") == "function":
+        raise BadRow(f"{where}: function calls in OpenAI's older form; write {CALLS}, and the role tool")
+    if message.get("weight", 1) not in (0, 1):
+        raise BadRow(f"{where}: the weight is {message['weight']!r}, not 0 or 1")
     calls = value.get("role") == ASSISTANT and message.get(CALLS)
     if calls:
         message = {**message, "content": value.get("content"), CALLS: _calls(where, calls)}

@@ -85,10 +85,10 @@ def _refuse_preference(where: str, row: dict[str, Any]) -> None:
     """Raise DataError for rows of DPO, KTO and reward models: they also hold answers not to learn."""
     for better, worse in _PREFERENCES:
         if better in row and worse in row:
-            name = COMPLETION if isinstance(row[better], str) else MESSAGES
+            name = {str: COMPLETION, list: MESSAGES}.get(type(row[better]))
             raise DataError(
-                f"{where}: a preference ({better}, {worse}) is for DPO or a reward model, and fine-tuning "
-                f"learns one answer; data.columns: {{{name}: {better}}} learns the better answers alone"
+                f"{where}: a preference ({better}, {worse}) is for DPO or a reward model, and fine-tuning learns "
+                "one answer" + (f"; data.columns: {{{name}: {better}}} learns the better answers alone" if name else "")
             )
     if PROMPT in row and COMPLETION in row and isinstance(row.get("label"), bool):
         raise DataError(

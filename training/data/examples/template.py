@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from training.data.errors import DataError, reason
-from training.data.examples.example import ASSISTANT, CALLS, Message
+from training.data.examples.example import ASSISTANT, CALLS, Message, is_learned
 from training.data.examples.formats import BadRow
 from training.data.examples.limits import TooLong, Watchdog, memory
 from training.data.sources import path_of
@@ -97,7 +97,7 @@ class ChatTemplate:
             if tools and "tools" not in self.text:
                 raise BadRow("the chat template does not write tools; give another in data.chat_template")
             if learn is not None:
-                last = max(n for n, message in enumerate(messages) if message["role"] == ASSISTANT)
+                last = max(n for n, message in enumerate(messages) if is_learned(message))
                 messages, learned_from = messages[: last + 1], last
             if learn == "reasoning" or learn == "answer":
                 return self._reasoned(messages, tools, learn)
@@ -138,13 +138,13 @@ class ChatTemplate:
         turns = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
         if len(spans) != len(turns):
             raise BadRow(f"the chat template marks {len(spans)} turns of the assistant, the messages have {len(turns)}")
-        return text, [span for turn, span in zip(turns, spans, strict=True) if turn >= learned_from]
+        return text, [span for turn, span in zip(turns, spans, strict=True) if turn >= learned_from and is_learned(messages[turn])]
 
     def _by_prefixes(self, messages: Sequence[Message], learned_from: int, tools: Tools) -> tuple[str, list[Span]]:
         text = self.render(messages, tools=tools)
         spans = []
         for number, message in enumerate(messages):
-            if message["role"] != ASSISTANT or number < learned_from:
+            if number < learned_from or not is_learned(message):
                 continue
             prompt = self.render(messages[:number], add_generation_prompt=True, tools=tools)
             turn = self.render(messages[: number + 1], tools=tools) if number + 1 < len(messages) else text
