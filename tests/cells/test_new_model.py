@@ -76,6 +76,14 @@ def test_a_component_and_its_smallest_cell(root: Path, tmp_path: Path, renderer:
     assert "cell overlays/p5/qwen3-mine: 1 x p5." in capsys.readouterr().out
 
 
+def test_a_model_that_only_the_largest_machine_holds_gets_that_one(root: Path, tmp_path: Path) -> None:
+    assert yard("mixtral", "--from", write(tmp_path / "mixtral", MIXTRAL), "--hardware", "p5") == 0
+    cell = next(cell for cell in matrix.load(root) if cell.name == "p5/mixtral")
+    assert cell.instance is not None
+    assert cell.instance.accelerator_memory_mib > 81920, "not the default machine of p5"
+    assert memory.of_cell(root, cell).fits
+
+
 def test_adapters_are_on_the_familys_layers_and_fine_tune(root: Path, tmp_path: Path) -> None:
     source = write(tmp_path / "mixtral", MIXTRAL)
     assert yard("mixtral-lora", "--from", f"{source}/config.json", "--lora", "--hardware", "p5") == 0

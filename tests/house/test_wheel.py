@@ -90,8 +90,13 @@ def test_the_installed_yard_works_without_torch_from_any_directory(installed: Pa
     code, said = run(installed, home, "wiring", "-f", "job.yaml")
     assert (code, said.startswith("CANNOT TELL")) == (3, True), said
     assert "trainyard[train]" in said
-    code, said = run(installed, home, "run", "cpu/llama-tiny")
-    assert (code, "trainyard[train]" in said, "Traceback" in said) == (3, True, False), said
+    for words in (["run", "cpu/llama-tiny"], ["run", "cpu/llama-tiny", "--show-example"],
+                  ["stage", "hf://organisation/model", "--to", "local:"]):  # fmt: skip
+        code, said = run(installed, home, *words)
+        assert (code, "trainyard[train]" in said, "Traceback" in said) == (3, True, False), said
+    assert not (home / "local/runs").exists(), "what cannot start leaves a run"
+    code, said = run(installed, home, "new", "script", "mine", "--image", "a/b:1", "--command", "python a.py")
+    assert (code, "checkout" in said) == (2, True), said
 
     (home / "Dockerfile").write_text("FROM python:3.12\nRUN pip install torch\nCMD python train.py\n")
     code, said = run(installed, home, "image", "check", "Dockerfile")

@@ -396,6 +396,7 @@ def test_next_commands_keep_what_was_changed(checkout: Any, make_job: Job) -> No
     assert done.returncode == 0, done.stderr
     assert f"run {cell} --set train.learning_rate=0.5 --set train.steps=14" in done.stdout
     assert f"run {cell} {' '.join(changes)} --fresh" in done.stdout
+    assert f"job submit {cell} {' '.join(changes)}\n" in done.stdout
 
 
 @pytest.mark.parametrize(

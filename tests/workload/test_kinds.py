@@ -455,7 +455,7 @@ def test_a_program_that_may_train_is_never_passed_over(command: list[str], state
     assert (verdict.state if verdict else None) is state
 
 
-WRONG: tuple[Any, ...] = (5, "x", True, [], [5], {}, {"a": 5}, [[]], [{}], [None])
+WRONG: tuple[Any, ...] = (None, 5, "x", True, [], [5], {}, {"a": 5}, [[]], [{}], [None])
 
 
 @pytest.mark.parametrize("name", BEDS)

@@ -58,26 +58,31 @@ def smallest(root: Path, found: Matrix, hardware: str, model: str) -> Cell:
     Raises:
         UserError: no number of nodes can share the model's batch, or a file of the pair is wrong.
     """
-    machines = {cell.instance for cell in found.cells if cell.hardware == hardware}
-    machine = max(filter(None, machines | {found.machines[hardware]}), key=_memory, default=None)
-    trials = _trials(root, found, hardware, model, machine)
+    trials = _trials(root, found, hardware, model, _largest(found, hardware))
     return min(trials, key=lambda trial: trial[0].needed)[1]
 
 
 def fitting(root: Path, found: Matrix, hardware: str, model: str) -> Cell:
-    """Return the cell of the fewest default machines whose memory fits, with the largest micro batch.
+    """Return the cell of the fewest machines whose memory fits, with the largest micro batch.
 
-    It recomputes all activations. Raises UserError with the smallest need if none fits.
+    The hardware's default machine is tried first, then its largest one. The cell recomputes all activations.
+    Raises UserError with the smallest need if none fits.
     """
-    trials = _trials(root, found, hardware, model, found.machines[hardware])
-    fits = [cell for need, cell in trials if need.fits]
-    if not fits:
-        cell = smallest(root, found, hardware, model)
-        raise UserError(
-            f"{hardware}/{model} does not fit: {of_cell(root, cell).summary()}, on {where(cell)}",
-            f"name the cell in {MATRIX} yourself, or choose a hardware with more memory",
-        )
-    return min(fits, key=lambda cell: (cell.nodes, -cell.sections["parallel"]["micro_batch_size"]))
+    for machine in (found.machines[hardware], _largest(found, hardware)):
+        fits = [cell for need, cell in _trials(root, found, hardware, model, machine) if need.fits]
+        if fits:
+            return min(fits, key=lambda cell: (cell.nodes, -cell.sections["parallel"]["micro_batch_size"]))
+    cell = smallest(root, found, hardware, model)
+    raise UserError(
+        f"{hardware}/{model} does not fit: {of_cell(root, cell).summary()}, on {where(cell)}",
+        f"name the cell in {MATRIX} yourself, or choose a hardware with more memory",
+    )
+
+
+def _largest(found: Matrix, hardware: str) -> Instance | None:
+    """Return the machine with the most memory of those that the hardware's cells have."""
+    machines = {cell.instance for cell in found.cells if cell.hardware == hardware}
+    return max(filter(None, machines | {found.machines[hardware]}), key=_memory, default=None)
 
 
 def _trials(

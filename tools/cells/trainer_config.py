@@ -56,6 +56,20 @@ def config_texts(manifests: Manifests, checkout: Path) -> Texts:
     return found
 
 
+def inputs(config: Config) -> dict[tuple[str, str], str]:
+    """Return what the configuration reads from paths, as {(kind, path): key}. A kind is one of the commands that
+    look at it: data, weights, run or tokenizer.
+    """
+    weights = config.model.weights or ""
+    named = {("data", part): "data.source" for part in config.data.source.split("\n")}
+    named[("weights", weights)] = "model.weights"
+    if config.data.tokenizer != weights:
+        named[("tokenizer", config.data.tokenizer)] = "data.tokenizer"
+    if weights.startswith("run:"):
+        named[("run", f"/shared/runs/{weights.removeprefix('run:')}")] = "model.weights"
+    return {(kind, value): key for (kind, value), key in named.items() if value.startswith("/")}
+
+
 def _starts_trainer(manifests: Manifests) -> bool:
     """Return whether a job of the manifests starts a module of trainyard's trainer."""
     jobs = kinds.find(manifests).workloads

@@ -28,7 +28,8 @@ def answer(module: list[str]) -> dict[str, Any]:
                 output.note(last)
         if child.wait() != 0:
             message = last.removeprefix("error: ") or f"no answer (exit code {child.returncode})"
-            raise UserError(message, code=child.returncode if child.returncode in (2, 3) else 1)
+            hint = repo.how_to_install("train") if message.endswith("which is not installed") else None
+            raise UserError(message, hint, child.returncode if child.returncode in (2, 3) else 1)
         printed.seek(0)
         result: dict[str, Any] = json.load(printed)
         return result

@@ -48,7 +48,7 @@ OBJECTS, JOBS, RUNTIME, WRAPPERS = (_SHAPES[key] for key in ("objects", "jobs", 
 
 
 def misshapes(value: Any, shape: Any, path: str) -> Iterator[Misshape]:
-    """Yield the values that are not of the type in `shape`. Null counts as missing."""
+    """Yield the values that are not of the type in `shape`. Null counts as missing, but a named part must be there."""
     if isinstance(shape, dict):
         yield from _mapping(value, shape, path)
     elif isinstance(shape, list):
@@ -64,7 +64,7 @@ def _mapping(value: Any, shape: dict[str, Any], path: str) -> Iterator[Misshape]
     for key, inner in shape.items():
         if key == "*":
             for name, item in value.items():
-                if item is not None:
+                if item is not None or isinstance(inner, dict):
                     yield from misshapes(item, inner, f"{path}.{name}")
             continue
         name = key.removesuffix("!")
@@ -120,7 +120,8 @@ def _well_typed(value: Any, shape: Any, path: str, lost: list[str]) -> Any:
 
 
 def _well_typed_mapping(value: dict[str, Any], shape: dict[str, Any], path: str, lost: list[str]) -> Any:
-    result = dict(value)
+    parts = isinstance(shape.get("*"), dict)  # a part that is null is left out
+    result = {name: item for name, item in value.items() if item is not None or not parts}
     named = {key.removesuffix("!"): (inner, key.endswith("!")) for key, inner in shape.items() if key != "*"}
     if "*" in shape:
         named |= {name: (shape["*"], False) for name, item in value.items() if item is not None}

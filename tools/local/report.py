@@ -107,13 +107,13 @@ def next_commands(job: LocalJob) -> list[tuple[str, str]]:
             ("train further", run_command(job.target, longer)),
             ("more text", f"{yard_command()} sample {job.name} --prompt {prompt}"),
         ]
-        if job.source == FIRST_CELL:
+        if job.source == FIRST_CELL and job.knobs.name is None:
             rows.append(("fine-tune it", "make finetune"))
     return [
         *rows,
         ("start over", run_command(job.target, [*job.arguments(), "--fresh"])),
         ("run the tests", "make test"),
-        ("on a cluster", f"kubectl apply --server-side -k {job.source}"),
+        ("on a cluster", f"{yard_command()} job submit {shlex.join([*job.target, *job.knobs.arguments()])}"),
     ]
 
 

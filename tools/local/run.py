@@ -84,6 +84,7 @@ def show_example(job: LocalJob) -> None:
     """Print an example of the fine-tuning data as the trainer reads it. Nothing is trained."""
     if job.config is None:
         raise UserError(f"{job.source}: holds no trainer configuration, so it has no example to show")
+    preconditions.check_torch()
     preconditions.check_base(job.config, job.directory, job.source)
     with preconditions.only_run(job.directory):
         materialise(job)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from tools.cells.trainer_config import config_texts
+from tools.cells.trainer_config import config_texts, inputs
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.facts.gated import GATED
@@ -72,15 +72,8 @@ def check(kubectl: Kubectl, manifests: Manifests, say: Say) -> None:
 
 def needed(manifests: Manifests, config: Config) -> Iterator[Need]:
     """Yield what the configuration names on claims that the trainer mounts."""
-    weights = config.model.weights or ""
-    named = [("data", part) for part in config.data.source.split("\n")]
-    named += [("weights", weights)]
-    if config.data.tokenizer != weights:
-        named += [("tokenizer", config.data.tokenizer)]
-    if weights.startswith("run:"):
-        named += [("run", f"/shared/runs/{weights.removeprefix('run:')}")]
-    for kind, value in dict.fromkeys(named):
-        if value.startswith("/") and (place := _place(manifests, value)) is not None:
+    for kind, value in inputs(config):
+        if (place := _place(manifests, value)) is not None:
             yield Need(kind, value, *place)
 
 

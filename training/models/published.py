@@ -23,6 +23,12 @@ _REASONS = {
     "ssm_cfg": "the model has state-space layers",
     "mamba_d_state": "the model has state-space layers",
     "state_size": "the model has state-space layers",
+    "no_rope_layers": "some layers have no rotary positions",
+    "partial_rotary_factor": "only a part of each head is rotated",
+    "final_logit_softcapping": "the logits are soft-capped",
+    "num_experts": "its experts are of another kind than Mixtral's",
+    "num_local_experts": "its experts are of another kind than Mixtral's",
+    "n_embd": "the keys are GPT-2's",
     "auto_map": "the model may need code of its own, which is never run",
 }
 

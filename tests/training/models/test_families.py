@@ -245,6 +245,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "vision": ({"model_type": "gemma3", "vision_config": {"a": 1}}, "vision_config: the model has a vision"),
     "latent attention": ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "multi-head latent attention"),
     "state space": ({"model_type": "zamba2", "mamba_d_state": 64}, "mamba_d_state: the model has state"),
+    "no positions": ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "smollm3, .* have no rotary positions"),
+    "experts": ({"model_type": "qwen2_moe", "num_experts": 60}, "qwen2_moe, .* another kind than Mixtral's"),
     "remote code": ({"model_type": "mine", "auto_map": {"AutoConfig": "c.C"}}, "auto_map: .* never run"),
     "no type": ({"model_type": None}, "model_type is null, which is not supported; supported are llama, "),
     "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config: the weights are quantized"),

@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterator
 
 from tools.cells.published import Published
+from tools.cells.trainer_config import inputs
 from tools.core.verdict import Verdict, bad, doubtful, good, unclear
 from tools.facts.gated import GATED
 from tools.kube.manifests import Object
 from tools.preflight.rule import Place, rule
-from tools.preflight.rules.storage import save_seconds
+from tools.preflight.rules.storage import mount_of, save_seconds
 from tools.preflight.subject import Subject, Template
 from tools.simulator import wiring
 from tools.simulator.command_line import literals, words
@@ -23,6 +24,7 @@ TOKEN_NAMES = (
 )
 # Keys of model.yaml that can name a model on the hub.
 MODEL_KEY = re.compile(r"(?m)^[ \t]*+(?:weights|tokenizer|source):\s*+([^#\s]+)")
+OWN_IMAGE = re.compile(r"(?:^|/)trainer-(?:cpu|cuda|neuron)[:@]")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 BYTES_SAVED = 12  # per parameter: an fp32 weight and two moments
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -94,6 +96,21 @@ def pinned_weights(subject: Subject) -> Iterator[Verdict]:
             yield good(place, "weights at a commit")
         else:
             yield bad(place, f"{revision} is a branch or tag, which can move", f"{repository}@<commit>")
+
+
+@rule("inputs-mounted")
+def inputs_mounted(subject: Subject) -> Iterator[Verdict]:
+    for template, texts in _configured(subject):
+        loaded, (_, container) = _loaded(texts), template.trainer()
+        for (_, value), key in ({} if isinstance(loaded, ConfigError) else inputs(loaded)).items():
+            place = Place(template.object, f"model.yaml: {key}", value)
+            if mount_of(container, value) is not None:
+                yield good(place, "on a volume of the pod")
+            elif OWN_IMAGE.search(str(container.get("image"))):
+                summary = f"{value} is on no volume of the pod, and the image of the trainer does not hold it"
+                yield bad(place, summary, "a path below /shared/text, /shared/finetune or /shared/models")
+            else:
+                yield good(place, "on no volume of the pod: the image must hold it")
 
 
 @rule("save-time")

@@ -150,7 +150,7 @@ def compile_cache(subject: Subject) -> Iterator[Verdict]:
         values = literals(container)
         for name in filter(values.get, COMPILED):
             place = Place(template.object, f"{path}.env[{name}]", values[name])
-            mount = _mount_of(container, values[name])
+            mount = mount_of(container, values[name])
             volume = template.volumes().get(mount["name"], {}) if mount else {}
             if "hostPath" in volume:
                 summary = "compiled code on a directory of the node, which other pods can write"
@@ -162,7 +162,7 @@ def compile_cache(subject: Subject) -> Iterator[Verdict]:
                 yield good(place, "no other job writes there")
 
 
-def _mount_of(container: Object, directory: str) -> Object | None:
+def mount_of(container: Object, directory: str) -> Object | None:
     """Return the mount that a path is on, None in the container's own layer."""
     whole = PurePosixPath(directory)
     mounts = [
