@@ -151,6 +151,10 @@ def test_a_manifest_of_any_kind_becomes_a_cell(
     [
         ("accelerate launch --num_machines 2 --multi_gpu train.py --lr 1", "torchrun train.py --lr 1"),
         ("accelerate launch -m my.train", "torchrun -m my.train"),
+        (
+            "accelerate launch --mixed_precision=bf16 --multi_gpu a.py",
+            "env ACCELERATE_MIXED_PRECISION=bf16 torchrun a.py",
+        ),
         ("accelerate launch --config_file a.yaml a.py", "accelerate launch --config_file a.yaml a.py"),
         ("deepspeed --num_gpus=8 train.py --deepspeed z.json", "torchrun train.py --deepspeed z.json"),
         ("python -u train.py", "torchrun train.py"),
@@ -165,7 +169,10 @@ def test_a_manifest_of_any_kind_becomes_a_cell(
     ],
 )  # fmt: skip
 def test_the_ranks_of_several_pods_are_started_by_torchrun(command: str, wanted: str) -> None:
-    assert " ".join(for_pods(command.split(), 2, [])) == wanted
+    said: list[str] = []
+    assert " ".join(for_pods(command.split(), 2, said)) == wanted
+    stays = wanted == command and not command.startswith("bash")
+    assert (f"with {command.split()[2 if 'launch' in command else 1]}, only" in "".join(said)) == stays
     alone = for_pods(command.split(), 1, [])
     assert alone == command.split() or "torch" in command
 

@@ -15,6 +15,15 @@ NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 Entry = Mapping[str, Any]  # of a cell in the matrix
 
 
+def project() -> Path:
+    """Return the checkout that gets new files. Raises UserError in another directory."""
+    root = repo.project()
+    if not (root / matrix.MATRIX).is_file():
+        message = f"{root} is not a checkout of trainyard: it has no {matrix.MATRIX}"
+        raise UserError(message, "run this in the top directory of your clone")
+    return root
+
+
 def write(
     root: Path, name: str, files: Mapping[str, str], cells: Mapping[str, Callable[[matrix.Matrix], Entry]]
 ) -> list[Cell]:

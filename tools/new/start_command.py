@@ -15,8 +15,9 @@ MEETING = (
     "nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port", "local-addr", "rdzv-",
     "standalone",
 )  # fmt: skip
-# Those of launchers that need another command line, or a list of hosts, in each pod, with their words.
-OTHERS: dict[str, dict[str, int]] = load("new/texts.yaml")["launchers' options"]
+# Those of launchers that need another command line, or a list of hosts, in each pod: the number of their words,
+# or the variable that says the same to the script.
+OTHERS: dict[str, dict[str, int | str]] = load("new/texts.yaml")["launchers' options"]
 
 
 def words_of(text: str) -> list[str]:
@@ -45,11 +46,14 @@ def for_pods(words: Sequence[str], nodes: int, said: list[str]) -> list[str]:
     before = list(words[: len(words) - len(rest)])
     if launcher in ("torchrun", *MODULES):
         return [*before, *_without_meeting(rest, said)]
-    behind = _behind_options(rest, OTHERS[launcher]) if nodes > 1 and launcher in OTHERS else None
-    if behind is None:
+    if nodes == 1 or launcher not in OTHERS:
+        return list(words)
+    behind, unknown = _behind_options(rest, OTHERS[launcher])
+    if unknown:
+        said.append(f"the command stays: with {unknown}, only {launcher} knows how the {nodes} pods meet")
         return list(words)
     said.append(f"torchrun starts the ranks of the {nodes} pods, not {launcher}")
-    return ["torchrun", *behind]
+    return behind
 
 
 def _without_meeting(words: list[str], said: list[str]) -> list[str]:
@@ -66,14 +70,21 @@ def _without_meeting(words: list[str], said: list[str]) -> list[str]:
     return [*kept, *words[at:]]
 
 
-def _behind_options(words: list[str], options: Mapping[str, int]) -> list[str] | None:
-    """Return the script and its arguments, with -m for a module; None behind an option that is not known."""
+def _behind_options(words: list[str], options: Mapping[str, int | str]) -> tuple[list[str], str]:
+    """Return torchrun's command for the script behind the options, and the first option that torchrun cannot take."""
     at = 0
     module: list[str] = []
+    variables: list[str] = []
     while at < len(words) and words[at].startswith("-") and (words[at] != "-m" or "m" in options):
-        option, equals, _ = words[at].lstrip("-").replace("_", "-").partition("=")
-        if option not in options:
-            return None
+        option, equals, value = words[at].lstrip("-").partition("=")
+        option = option.replace("_", "-")
+        meaning = options.get(option)
+        if meaning is None:
+            return [], words[at]
+        if isinstance(meaning, str):
+            variables.append(f"{meaning}={value if equals else ''.join(words[at + 1 : at + 2])}")
         module = ["-m"] if option in ("m", "module") else module
-        at += 1 if equals else options[option]
-    return [*module, *words[at:]] if at < len(words) else None
+        at += 1 if equals else meaning if isinstance(meaning, int) else 2
+    if at >= len(words):
+        return [], "no script"
+    return [*(["env", *variables] if variables else []), "torchrun", *module, *words[at:]], ""

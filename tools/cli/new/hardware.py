@@ -21,10 +21,10 @@ from typing import Any
 import click
 
 from tools.cells import memory
-from tools.core import output, repo
+from tools.core import output
 from tools.core.errors import UserError
 from tools.kube.kubectl import Kubectl
-from tools.new import hardware
+from tools.new import component, hardware
 
 
 @click.command(help=__doc__, short_help="add a hardware: an instance type, or a node of your own")
@@ -63,10 +63,11 @@ def command(
         raise click.UsageError("give --instance, or --node, or at least --cpus, --memory and --select")
     read = hardware.of_node(Kubectl(context), node) if node is not None else {}
     entry = {"instance": instance} if instance is not None else {"node": {**read, **said}}
-    cells = hardware.write(repo.project(), name, entry, models)
+    root = component.project()
+    cells = hardware.write(root, name, entry, models)
     output.line(f"written: overlays/matrix.yaml and overlays/hardware/{name}")
     for cell in cells:
-        need = memory.of_cell(repo.project(), cell).summary()
+        need = memory.of_cell(root, cell).summary()
         output.line(f"  cell overlays/{cell.name}: {memory.where(cell)}, {need}")
     if not cells:
         output.line("  it has no cell yet: add one to overlays/matrix.yaml, then run yard matrix sync")

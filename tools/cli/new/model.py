@@ -17,8 +17,8 @@ Exit codes: 0 written, 2 bad input.
 import click
 
 from tools.cells import published
-from tools.core import output, repo
-from tools.new import model
+from tools.core import output
+from tools.new import component, model
 
 
 @click.command(help=__doc__)
@@ -31,7 +31,7 @@ from tools.new import model
 @click.option("--hardware", metavar="NAME", help="Also add a cell on this hardware.")
 def command(name: str, source: str, lora: bool, hardware: str | None) -> None:
     made = model.make(name, published.read(source), lora)
-    placed = model.write(repo.project(), made, hardware)
+    placed = model.write(component.project(), made, hardware)
     output.line(f"written: overlays/model/{name}")
     for line in (*made.said, *placed):
         output.line(f"  {line}")

@@ -17,7 +17,7 @@ Exit codes: 0 written, 2 bad input.
 
 import click
 
-from tools.core import output, repo
+from tools.core import output
 from tools.kube import manifests
 from tools.new import component, start_command
 from tools.new.script import Script, files_of, from_manifest
@@ -41,7 +41,7 @@ def command(
     given = start_command.words_of(words) if words is not None else script.command
     entry = {"nodes": nodes or script.nodes}
     script.command = start_command.for_pods(given, entry["nodes"], script.said)
-    placed = component.write(repo.project(), name, files_of(script), dict.fromkeys(hardware, lambda _: entry))
+    placed = component.write(component.project(), name, files_of(script), dict.fromkeys(hardware, lambda _: entry))
     output.line(f"written: overlays/model/{name}")
     for line in script.said:
         output.line(f"  {line}")

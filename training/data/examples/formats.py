@@ -85,10 +85,11 @@ def _refuse_preference(where: str, row: dict[str, Any]) -> None:
     """Raise DataError for rows of DPO, KTO and reward models: they also hold answers not to learn."""
     for better, worse in _PREFERENCES:
         if better in row and worse in row:
-            name = {str: COMPLETION, list: MESSAGES}.get(type(row[better]))
+            names = [name for kind, name in ((str, COMPLETION), (list, MESSAGES)) if isinstance(row[better], kind)]
+            kept = "".join(f"; data.columns: {{{name}: {better}}} learns the better answers alone" for name in names)
             raise DataError(
                 f"{where}: a preference ({better}, {worse}) is for DPO or a reward model, and fine-tuning learns "
-                "one answer" + (f"; data.columns: {{{name}: {better}}} learns the better answers alone" if name else "")
+                f"one answer{kept}"
             )
     if PROMPT in row and COMPLETION in row and isinstance(row.get("label"), bool):
         raise DataError(

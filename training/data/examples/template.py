@@ -138,7 +138,8 @@ class ChatTemplate:
         turns = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
         if len(spans) != len(turns):
             raise BadRow(f"the chat template marks {len(spans)} turns of the assistant, the messages have {len(turns)}")
-        return text, [span for turn, span in zip(turns, spans, strict=True) if turn >= learned_from and is_learned(messages[turn])]
+        pairs = zip(turns, spans, strict=True)
+        return text, [span for turn, span in pairs if turn >= learned_from and is_learned(messages[turn])]
 
     def _by_prefixes(self, messages: Sequence[Message], learned_from: int, tools: Tools) -> tuple[str, list[Span]]:
         text = self.render(messages, tools=tools)
