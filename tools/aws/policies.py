@@ -62,11 +62,9 @@ def size(policy: Policy) -> int:
 
 def trainer(bucket: Bucket, data: str, team: str, own: str) -> Policy:
     """Allow a job to read below `data` and `team`, to write below `own`, and to delete nothing."""
-    return _policy(
-        _listing(bucket, data, team),
-        _objects("Read", ["s3:GetObject"], bucket, data, team),
-        _objects("Write", ["s3:PutObject", "s3:AbortMultipartUpload"], bucket, own),
-    )
+    read = _objects("Read", ["s3:GetObject"], bucket, data, team)
+    write = _objects("Write", ["s3:PutObject", "s3:AbortMultipartUpload"], bucket, own)
+    return _policy(_listing(bucket, data, team), read, write)
 
 
 def reader(bucket: Bucket, data: str) -> Policy:
@@ -98,26 +96,16 @@ def _policy(*statements: Policy) -> Policy:
     return {"Version": VERSION, "Statement": list(statements)}
 
 
-def _equals(values: Policy) -> Policy:
-    return {"StringEquals": values}
-
-
-def _allow(sid: str, actions: list[str], resource: Any, condition: Policy | None = None) -> Policy:
-    statement = {"Sid": sid, "Effect": "Allow", "Action": actions, "Resource": resource}
-    return {**statement, **({"Condition": condition} if condition else {})}
+def _allow(sid: str, actions: list[str], resource: Any, bucket: Bucket, **conditions: Policy) -> Policy:
+    owned = {**conditions, "StringEquals": {"aws:ResourceAccount": bucket.owner}}
+    return {"Sid": sid, "Effect": "Allow", "Action": actions, "Resource": resource, "Condition": owned}
 
 
 def _listing(bucket: Bucket, *prefixes: str) -> Policy:
     """Allow listing below prefixes. The condition excludes the rest of the bucket."""
-    wanted = [text for prefix in _unique(prefixes) for text in ((prefix, f"{prefix}*") if prefix else ("*",))]
-    condition = {"StringLike": {"s3:prefix": wanted}, **_equals({"aws:ResourceAccount": bucket.owner})}
-    return _allow("List", ["s3:ListBucket"], bucket.arn, condition)
+    wanted = [text for prefix in dict.fromkeys(prefixes) for text in ((prefix, f"{prefix}*") if prefix else ("*",))]
+    return _allow("List", ["s3:ListBucket"], bucket.arn, bucket, StringLike={"s3:prefix": wanted})
 
 
 def _objects(sid: str, actions: list[str], bucket: Bucket, *prefixes: str) -> Policy:
-    resources = [f"{bucket.arn}/{prefix}*" for prefix in _unique(prefixes)]
-    return _allow(sid, actions, resources, _equals({"aws:ResourceAccount": bucket.owner}))
-
-
-def _unique(prefixes: tuple[str, ...]) -> list[str]:
-    return list(dict.fromkeys(prefixes))
+    return _allow(sid, actions, [f"{bucket.arn}/{prefix}*" for prefix in dict.fromkeys(prefixes)], bucket)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from tools.aws.answers import Unreadable, strict, watch
 from tools.aws.retry_budget import RetryBudget
 from tools.core.errors import UserError
-from tools.core.output import short
+from tools.core.output import count, short
 from tools.core.repo import did_you_mean
 from tools.core.tables import load
 
@@ -28,8 +28,6 @@ POLL_SECONDS = 5
 MOST_PAGES = 1000  # of one listing
 LONGEST = 400  # characters of a message of AWS
 
-CODES = {meaning: frozenset(codes) for meaning, codes in load("aws/errors.yaml").items()}
-SKEW = re.compile(r"Signature (?:expired|not yet current)|is now (?:earlier|later) than|Request has expired")
 # Action and resource in a message: `... is not authorized to perform: eks:DescribeCluster on resource: A`.
 # Resources of IAM are two words: `on resource: role dev because no identity-based policy allows ...`.
 ACTION = re.compile(
@@ -64,6 +62,7 @@ class Session:
 
     def __init__(self, region: str | None = None, profile: str | None = None) -> None:
         import boto3
+        import botocore.session
         from botocore.exceptions import BotoCoreError, ProfileNotFound
 
         self.profile = profile
@@ -72,7 +71,10 @@ class Session:
             region = region or os.environ.get("AWS_REGION") or None
             self._boto = boto3.Session(region_name=region, profile_name=profile)
         except ProfileNotFound:
-            raise _no_profile(profile or os.environ.get("AWS_PROFILE", "")) from None
+            name = profile or os.environ.get("AWS_PROFILE", "")
+            hint = did_you_mean(name, botocore.session.Session().available_profiles) or "aws configure list-profiles"
+            message = f"AWS configuration: the profile {name} does not exist"
+            raise AwsError("credentials", message, hint) from None
         except BotoCoreError as problem:
             raise AwsError("credentials", f"AWS configuration: {problem}", "aws configure list") from None
         self._region: str | None = self._boto.region_name
@@ -130,6 +132,11 @@ class Session:
             if not problem.is_missing:
                 raise
         return None
+
+    def get(self, service: str, operation: str, key: str, **parameters: Any) -> Any:
+        """Return what the answer of `operation` has under `key`, as `find` does."""
+        found = self.find(service, operation, **parameters)
+        return found[key] if found else None
 
     def pages(self, service: str, operation: str, key: str, **parameters: Any) -> Iterator[Any]:
         """Yield the items under `key` in all pages of a listing. Raises AwsError."""
@@ -224,118 +231,70 @@ class Session:
         return AwsError("unreadable", f"{message}: {short(reason, LONGEST)}", hint)
 
     def _refusal(self, response: dict[str, Any], action: str) -> AwsError:
-        code = str(response.get("Error", {}).get("Code", ""))
-        text = short(response.get("Error", {}).get("Message") or code, LONGEST)
-        status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) or 0)
-        where = f"{action} in {self._region}"
-        if code in CODES["skewed"] or SKEW.search(text):
-            message = f"the clock of this machine differs from AWS's clock ({where}): {text}"
-            return AwsError("clock", message, "set the clock: timedatectl, chronyc tracking", code)
-        if code in CODES["expired"] or "token included in the request is expired" in text:
-            return AwsError("expired", f"the AWS credentials have expired ({where})", self._login(), code)
-        if code in CODES["invalid"]:
-            # A region that is not enabled for the account gives the same answer.
-            hint = "check `aws configure list`, and whether the region is enabled for the account"
-            message = f"AWS does not know these credentials ({where}): {text}"
-            return AwsError("credentials", message, hint, code)
-        if code in CODES["denied"] or (status == 403 and "not authorized" in text):
-            return self._denied(text, action, code)
-        if code in CODES["throttled"] or status == 429:
-            tries = int(response.get("ResponseMetadata", {}).get("RetryAttempts", 0) or 0) + 1
-            attempts = "1 attempt" if tries == 1 else f"{tries} attempts"
-            message = f"AWS throttles {where}: no answer after {attempts}"
-            return AwsError("throttled", message, "wait a minute, then repeat", code)
-        if code in CODES["opt-in"]:
-            hint = "choose another --region, or enable this one for the account"
-            message = f"{where}: the account cannot use this region or service: {text}"
-            return AwsError("region", message, hint, code)
-        if "NotFound" in code or code.startswith("NoSuch") or code == "ResourceNotFoundException":
-            return AwsError("missing", f"{where}: {text}", f"is it in another region than {self._region}?", code)
-        if status >= 500:
-            return AwsError("endpoint", f"{where}: AWS failed: {text}", "repeat later", code)
-        return AwsError("refused", f"{where}: {text}", None, code)
-
-    def _denied(self, text: str, action: str, code: str) -> AwsError:
-        found = ACTION.search(text)
-        named = found["action"] if found else action
-        resource = (found["resource"] or "").rstrip(".,") if found else ""
-        on = f" on {resource}" if resource else ""
-        cause = " (denied explicitly)" if "explicit deny" in text else ""
-        hint = f"ask for a policy that allows {named}{on}"
-        return AwsError("denied", f"missing permission: {named}{on} in {self._region}{cause}", hint, code)
+        error, metadata = response.get("Error", {}), response.get("ResponseMetadata", {})
+        code, status = str(error.get("Code", "")), int(metadata.get("HTTPStatusCode", 0) or 0)
+        text = short(error.get("Message") or code, LONGEST)
+        named = ACTION.search(text)
+        resource = (named["resource"] or "").rstrip(".,") if named else ""
+        return self._told(
+            _first("refusals", code, f"{status} {code}: {text}"),
+            code,
+            where=f"{action} in {self._region}",
+            text=text,
+            attempts=count(int(metadata.get("RetryAttempts", 0) or 0) + 1, "attempt"),
+            right=(named["action"] if named else action) + (f" on {resource}" if resource else ""),
+            cause=" (denied explicitly)" if "explicit deny" in text else "",
+        )
 
     def _unreached(self, problem: Exception, service: str, operation: str) -> AwsError:
-        from botocore import exceptions
+        from botocore.exceptions import ProxyConnectionError
 
-        action = _action(service, operation)
-        name = type(problem).__name__
-        if isinstance(problem, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
-            hint = "use aws sso login, aws configure or AWS_PROFILE; in a pod: Pod Identity"
-            half = f": {problem}" if isinstance(problem, exceptions.PartialCredentialsError) else ""
-            return AwsError("credentials", f"no AWS credentials were found ({action}){half}", hint)
-        if "SSO" in name or "TokenRetrieval" in name or "LoginRefresh" in name:
-            return AwsError("expired", f"the AWS login has expired ({action}): {problem}", self._login())
-        if isinstance(problem, EOFError):
-            message = f"the profile needs an MFA code, and no terminal is attached ({action})"
-            return AwsError("credentials", message, "run the command in a terminal, or use a session token")
-        if isinstance(problem, OSError) and not isinstance(problem, exceptions.BotoCoreError):
-            where = f": {problem.filename}" if problem.filename else ""
-            message = f"no AWS credentials from their source ({action}): {problem.strerror}{where}"
-            return AwsError("credentials", message, "check credential_process in ~/.aws/config")
-        if isinstance(problem, _configuration_errors()):
-            return AwsError("credentials", f"AWS configuration: {problem}", "aws configure list")
-        if isinstance(problem, exceptions.CredentialRetrievalError | exceptions.MetadataRetrievalError):
-            message = f"no AWS credentials from their source ({action}): {problem}"
-            return AwsError("credentials", message, self._login())
-        if isinstance(problem, exceptions.InvalidRegionError) or self._is_unknown_region():
-            return AwsError("region", f"no such AWS region: {self._region}", self._nearest_region())
-        if isinstance(problem, exceptions.HTTPClientError | exceptions.ConnectionError):
-            hint = "check the name of the region, and any proxy, VPN or firewall"
-            asked = [one for one in VARIANTS if os.environ.get(one, "").lower() == "true"]
-            if asked and not isinstance(problem, exceptions.ProxyConnectionError):
-                hint = f"{asked[0]} is set: does this service have such an endpoint in {self._region}?"
-            detail = ADDRESS.sub(lambda found: _host(found[0]), str(problem).partition(": (")[0])
-            message = f"AWS cannot be reached for {action} in {self._region}: {detail}"
-            return AwsError("endpoint", message, hint)
-        if isinstance(problem, exceptions.ParamValidationError):
-            return AwsError("refused", f"{action}: {problem}", None)
-        return self._unreadable(service, operation, f"{name}: {problem}")
+        classes = " ".join(f"{one.__module__}.{one.__name__}" for one in type(problem).__mro__)
+        row = _first("failures", "", classes)
+        if row is None or row["kind"] in ("endpoint", "refused"):
+            known = self._known_regions()  # a region that botocore does not list may also be newer than botocore
+            if known and self._region not in known:
+                row = _first("failures", "", "botocore.exceptions.InvalidRegionError")
+        if row is None:
+            return self._unreadable(service, operation, f"{type(problem).__name__}: {problem}")
+        network = "check the name of the region, and any proxy, VPN or firewall"
+        asked = [one for one in VARIANTS if os.environ.get(one, "").lower() == "true"]
+        if asked and not isinstance(problem, ProxyConnectionError):
+            network = f"{asked[0]} is set: does this service have such an endpoint in {self._region}?"
+        reason = [str(part) for name in ("strerror", "filename") if (part := getattr(problem, name, None))]
+        return self._told(
+            row,
+            action=_action(service, operation),
+            problem=problem,
+            reason=": ".join(reason),
+            network=network,
+            detail=ADDRESS.sub(lambda found: _host(found[0]), str(problem).partition(": (")[0]),
+        )
 
-    def _is_unknown_region(self) -> bool:
-        """Return whether botocore does not list the region. It may also be newer than botocore."""
-        known = self._known_regions()
-        return bool(known) and self._region not in known
+    def _told(self, row: Any, code: str = "", **words: Any) -> AwsError:
+        """Return the error of a row of errors.yaml with its words filled in."""
+        login = "log in again: aws sso login" + (f" --profile {self.profile}" if self.profile else "")
+        if row["kind"] == "region":
+            nearest = did_you_mean(self._region or "", self._known_regions())
+            words["nearest"] = nearest or "aws ec2 describe-regions lists them"
+        words |= {"login": login, "region": self._region}
+        hint = row["hint"].format(**words) if "hint" in row else None
+        return AwsError(row["kind"], row["message"].format(**words), hint, code)
 
     def _known_regions(self) -> list[str]:
         partitions = self._boto.get_available_partitions()
         return [name for one in partitions for name in self._boto.get_available_regions("ec2", one)]
 
-    def _nearest_region(self) -> str:
-        hint = did_you_mean(self._region or "", self._known_regions())
-        return hint or "aws ec2 describe-regions lists them"
 
-    def _login(self) -> str:
-        return "log in again: aws sso login" + (f" --profile {self.profile}" if self.profile else "")
-
-
-def _no_profile(name: str) -> AwsError:
-    import botocore.session
-
-    hint = did_you_mean(name, botocore.session.Session().available_profiles) or "aws configure list-profiles"
-    return AwsError("credentials", f"AWS configuration: the profile {name} does not exist", hint)
+def _first(part: str, code: str, text: str) -> Any:
+    """Return the first row of a part of errors.yaml that has the code, or whose pattern is in the text."""
+    rows = load("aws/errors.yaml")[part]
+    return next((one for one in rows if code in one.get("codes", ()) or _said(one, text)), None)
 
 
-def _configuration_errors() -> tuple[type[Exception], ...]:
-    """Return botocore's exceptions for contradictory profiles and missing references."""
-    from botocore import exceptions
-
-    return (
-        exceptions.InvalidConfigError,  # also InfiniteLoopConfigError
-        exceptions.UnknownCredentialError,
-        exceptions.ConfigParseError,
-        exceptions.ConfigNotFound,
-        exceptions.ProfileNotFound,
-    )
+def _said(row: dict[str, Any], text: str) -> bool:
+    pattern = row.get("said", row.get("class"))
+    return pattern is not None and re.search(pattern, text) is not None
 
 
 def _host(address: str) -> str:

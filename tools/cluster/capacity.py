@@ -6,6 +6,7 @@ reserved, and the caller may start a fleet. Whether AWS has unreserved capacity 
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from tools.aws.session import AwsError, Session
 from tools.cluster import offers
@@ -148,29 +149,17 @@ def _reservation(row: dict[str, object]) -> str:
 def block(session: Session, wanted: Wanted) -> Finding:
     """Report when the first Capacity Block could start and its price. Buying it is left to the user."""
     now = datetime.now(UTC)
-    rows = list(
-        session.pages(
-            "ec2",
-            "describe_capacity_block_offerings",
-            "CapacityBlockOfferings",
-            InstanceType=wanted.instance.name,
-            InstanceCount=wanted.count,
-            CapacityDurationHours=BLOCK_HOURS,
-            StartDateRange=now,
-            EndDateRange=now + timedelta(days=56),
-        )
-    )
+    asked: dict[str, Any] = {"InstanceType": wanted.instance.name, "InstanceCount": wanted.count}
+    asked |= {"CapacityDurationHours": BLOCK_HOURS, "StartDateRange": now, "EndDateRange": now + timedelta(days=56)}
+    rows = list(session.pages("ec2", "describe_capacity_block_offerings", "CapacityBlockOfferings", **asked))
     if not rows:
         return unknown("capacity block", f"none of {BLOCK_HOURS} h is offered in the next eight weeks")
     first = min(rows, key=lambda row: row["StartDate"])
     price = f"{first.get('UpfrontFee', 'unknown')} {first.get('CurrencyCode', '')}".strip()
-    where = first.get("AvailabilityZone")
-    offer = first["CapacityBlockOfferingId"]
-    return unknown(
-        "capacity block",
-        f"{BLOCK_HOURS} h are offered from {first['StartDate']:%Y-%m-%d %H:%M} UTC in {where} for {price}",
-        f"aws ec2 purchase-capacity-block --capacity-block-offering-id {offer} --instance-platform Linux/UNIX",
-    )
+    begins = f"{first['StartDate']:%Y-%m-%d %H:%M} UTC in {first.get('AvailabilityZone')}"
+    words = f"aws ec2 purchase-capacity-block --capacity-block-offering-id {first['CapacityBlockOfferingId']}"
+    summary = f"{BLOCK_HOURS} h are offered from {begins} for {price}"
+    return unknown("capacity block", summary, f"{words} --instance-platform Linux/UNIX")
 
 
 def permission(session: Session, wanted: Wanted) -> Finding:

@@ -70,8 +70,7 @@ def proof(session: Session, spec: Spec) -> list[str]:
     assert row is not None
     lines = [f"cluster {spec.name}: ACTIVE, Kubernetes {row.get('version')}, {row['arn']}"]
     for name in () if spec.adopted else (SYSTEM, *(group.name for group in spec.groups)):
-        found = session.find("eks", "describe_nodegroup", clusterName=spec.name, nodegroupName=name)
-        group = found["nodegroup"] if found else None
+        group = session.get("eks", "describe_nodegroup", "nodegroup", clusterName=spec.name, nodegroupName=name)
         _need_active(f"the node group {name}", group)
         nodes = ((group or {}).get("scalingConfig") or {}).get("desiredSize")
         lines.append(f"node group {name}: ACTIVE, {nodes} nodes")

@@ -17,6 +17,7 @@ from tools.cluster.snapshot import CLASSES, CRD, JOBS, Snapshot
 from tools.cluster.steps import Step
 from tools.core import repo
 from tools.core.errors import UserError
+from tools.kube.images import lists
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Object, name_of
 from tools.kube.selectors import labels_of
@@ -105,7 +106,7 @@ class Demo:
         """Yield the commands that build the cell's image and load it into the nodes. Raises UserError."""
         image = _image()
         nodes = [one for one in seen.of("nodes") if usable(one)]
-        if self.image or all(_has(node, image) for node in nodes):
+        if self.image or all(lists(node, image) for node in nodes):
             return
         load = _loader(nodes[0], image)
         if load is None:
@@ -163,11 +164,6 @@ def _image() -> str:
     """Return the image of the demo's cell."""
     containers = job_of(locate.rendered(CELL)).roles[0].template["spec"]["containers"]
     return str(containers[0]["image"])
-
-
-def _has(node: Object, image: str) -> bool:
-    images = (node.get("status") or {}).get("images") or []
-    return any(image in (one.get("names") or []) for one in images)
 
 
 def _loader(node: Object, image: str) -> tuple[str, ...] | None:

@@ -48,7 +48,7 @@ def discover(session: Session, spec: Spec, eks: str | None, hyperpod: str | None
         eks, rows = _hyperpod(session, hyperpod, found)
     assert eks is not None
     cluster: Row = _cluster(session, eks)
-    _eks(session, cluster, found)
+    _eks(cluster, found)
     if not hyperpod and not spec.facts and OWNER_TAG not in tags_of(cluster):
         found.put("ADOPTED", "true")
     places = _network(session, spec, cluster["resourcesVpcConfig"], found)
@@ -107,11 +107,11 @@ def _not_in_service(group: Row) -> str | None:
     return f"the instance group {name} is {status}: {there} of {wanted} nodes"
 
 
-def _eks(session: Session, cluster: Row, found: Found) -> None:
-    found.put("CLUSTER_NAME", cluster["name"])
-    found.put("CLUSTER_ARN", cluster.get("arn"))
-    found.put("KUBERNETES_VERSION", cluster.get("version"))
-    found.put("CLUSTER_ROLE_ARN", cluster.get("roleArn"))
+def _eks(cluster: Row, found: Found) -> None:
+    facts = {"CLUSTER_NAME": "name", "CLUSTER_ARN": "arn"}
+    facts |= {"KUBERNETES_VERSION": "version", "CLUSTER_ROLE_ARN": "roleArn"}
+    for name, key in facts.items():
+        found.put(name, cluster.get(key))
     vpc = cluster["resourcesVpcConfig"]
     groups = [vpc.get("clusterSecurityGroupId"), *(vpc.get("securityGroupIds") or [])]
     found.put("CLUSTER_SECURITY_GROUP_IDS", ",".join(dict.fromkeys(one for one in groups if one)))
@@ -195,11 +195,8 @@ def _lustre(session: Session, spec: Spec, vpc: str, found: Found) -> None:
     """Add the Lustre file system of the VPC; of several, the one that cluster.env names."""
     if spec.facts and "FSX_FILE_SYSTEM_ID" not in spec.facts:
         return
-    every = [
-        one
-        for one in session.pages("fsx", "describe_file_systems", "FileSystems")
-        if one.get("FileSystemType") == "LUSTRE"
-    ]
+    listed = session.pages("fsx", "describe_file_systems", "FileSystems")
+    every = [one for one in listed if one.get("FileSystemType") == "LUSTRE"]
     systems = [one for one in every if one.get("VpcId", vpc) == vpc]
     named = [one for one in every if one["FileSystemId"] == spec.get("FSX_FILE_SYSTEM_ID")]
     foreign = [one for one in named if one not in systems]

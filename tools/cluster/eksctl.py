@@ -20,7 +20,7 @@ from tools.cluster.ownership import marks
 from tools.cluster.spec import ROLE, SYSTEM, NodeGroup, Spec
 from tools.core.errors import UserError
 from tools.core.repo import nearest
-from tools.core.tables import load
+from tools.core.tables import filled, load
 from tools.facts.eks import ADDON_NAMES, ADDONS, VERSIONS
 
 FILE = "eksctl.yaml"
@@ -48,7 +48,11 @@ def document(spec: Spec, addons: Mapping[str, str] | None = None) -> Document:
     For an adopted cluster it has only what can be added: access entries and one add-on.
     Raises UserError for a fact that is missing or cannot work.
     """
-    versions = _addons(spec, addons)
+    versions = addons if addons is not None else ADDONS.get(spec.version)
+    if versions is None:
+        hint = f"yard cluster config {spec.title} --verify reads them from EKS; known: {', '.join(ADDONS)}"
+        message = f"{spec.at('KUBERNETES_VERSION')}: no add-on versions are known for Kubernetes {spec.version}"
+        raise UserError(message, hint)
     service_accounts.check(spec)
     result: Document = {
         "apiVersion": "eksctl.io/v1alpha5",
@@ -60,7 +64,9 @@ def document(spec: Spec, addons: Mapping[str, str] | None = None) -> Document:
             "tags": marks(spec.region, spec),
         },
         "accessConfig": _access(spec),
-        "addons": [_addon(name, versions[name]) for name in ADDON_NAMES],
+        "addons": [
+            {"name": name, "version": versions[name], **DEFAULTS["addons"].get(name, {})} for name in ADDON_NAMES
+        ],
     }
     if spec.adopted:
         # The owner of the cluster manages all other add-ons.
@@ -73,7 +79,9 @@ def document(spec: Spec, addons: Mapping[str, str] | None = None) -> Document:
         # (https://docs.aws.amazon.com/eks/latest/userguide/envelope-encryption.html).
         result["secretsEncryption"] = {"keyARN": spec.need("KMS_KEY_ARN", KEY, "the ARN of a KMS key")}
     if "id" not in result["vpc"]:
-        result["availabilityZones"] = _cluster_zones(spec)
+        if len(spec.zones) < 2:
+            raise UserError(f"{spec.at('ZONES')}: EKS needs subnets in two zones", "all nodes may be in one of them")
+        result["availabilityZones"] = spec.zones
     result["cloudWatch"] = copy.deepcopy(DEFAULTS["logging"])
     system = {**_base_group(spec, SYSTEM, SYSTEM_TYPE, *SYSTEM_NODES), "volumeSize": 80}
     result["managedNodeGroups"] = [system, *(_group(spec, one) for one in spec.groups)]
@@ -99,25 +107,13 @@ def support(spec: Spec, today: date) -> str | None:
     return None
 
 
-def _addons(spec: Spec, given: Mapping[str, str] | None) -> Mapping[str, str]:
-    versions = given if given is not None else ADDONS.get(spec.version)
-    if versions is None:
-        hint = f"yard cluster config {spec.title} --verify reads them from EKS; known: {', '.join(ADDONS)}"
-        at = spec.at("KUBERNETES_VERSION")
-        raise UserError(f"{at}: no add-on versions are known for Kubernetes {spec.version}", hint)
-    return versions
-
-
 def _access(spec: Spec) -> Document:
     """Return the access entries: administrators of the cluster, and the team, whose rights are a Role."""
-    entries = [_entry(spec, "ADMIN_ROLE_ARN")]
-    granted = {"policyARN": policy_arn(spec.partition, "admin"), "accessScope": {"type": "cluster"}}
-    entries[0]["accessPolicies"] = [granted]
+    admin = {"policyARN": policy_arn(spec.partition, "admin"), "accessScope": {"type": "cluster"}}
+    entries = [{**_entry(spec, "ADMIN_ROLE_ARN"), "accessPolicies": [admin]}]
     if spec.get("TEAM_ROLE_ARN"):
         entries.append(_entry(spec, "TEAM_ROLE_ARN", spec.namespace))
-    if spec.adopted:
-        return {"accessEntries": entries}
-    return {**DEFAULTS["access"], "accessEntries": entries}
+    return {**({} if spec.adopted else DEFAULTS["access"]), "accessEntries": entries}
 
 
 def _entry(spec: Spec, fact: str, *teams: str) -> Document:
@@ -126,11 +122,6 @@ def _entry(spec: Spec, fact: str, *teams: str) -> Document:
     if partition != spec.partition:
         raise UserError(f"{spec.at(fact)}: {arn} is in {partition}, but {spec.region} is in {spec.partition}")
     return {"principalARN": arn, "kubernetesGroups": groups(teams)}
-
-
-def _addon(name: str, version: str) -> Document:
-    cni = {"useDefaultPodIdentityAssociations": True, "configurationValues": DEFAULTS["cni"]}
-    return {"name": name, "version": version, **(cni if name == "vpc-cni" else {})}
 
 
 def _vpc(spec: Spec) -> Document:
@@ -159,12 +150,6 @@ def _cidr(spec: Spec, text: str) -> str:
         raise UserError(f"{spec.at('API_CIDRS')}: {reason}", hint) from None
 
 
-def _cluster_zones(spec: Spec) -> list[str]:
-    if len(set(spec.zones)) < 2:
-        raise UserError(f"{spec.at('ZONES')}: EKS needs subnets in two zones", "all nodes may be in one of them")
-    return spec.zones
-
-
 def _base_group(spec: Spec, name: str, kind: str, least: int, most: int) -> Document:
     sizes = {"minSize": least, "maxSize": most, "desiredCapacity": least}
     labels, tags = {"trainyard/pool": name}, marks(spec.region, spec)
@@ -173,8 +158,7 @@ def _base_group(spec: Spec, name: str, kind: str, least: int, most: int) -> Docu
 
 
 def _group(spec: Spec, group: NodeGroup) -> Document:
-    result = _base_group(spec, group.name, group.instance.name, group.least, group.most)
-    result["volumeSize"] = 200
+    result = _base_group(spec, group.name, group.instance.name, group.least, group.most) | {"volumeSize": 200}
     if group.zones:
         result["availabilityZones"] = list(group.zones)
     if group.instance.device_resource:
@@ -184,15 +168,5 @@ def _group(spec: Spec, group: NodeGroup) -> Document:
         result["efaEnabled"] = True
     if group.instance.nvme_gb:
         result["overrideBootstrapCommand"] = LiteralScalarString(DEFAULTS["raid"])
-    return {**result, **_market(group)}
-
-
-def _market(group: NodeGroup) -> Document:
-    if group.market == "spot":
-        return {"spot": True}
-    if group.reservation is None:
-        return {}
-    target = {"capacityReservationTarget": {"capacityReservationID": group.reservation}}
-    is_block = group.market == "capacity-block"
-    block = {"instanceMarketOptions": {"marketType": "capacity-block"}} if is_block else {}
-    return {"capacityReservation": target, **block}
+    market: Document = filled(DEFAULTS["markets"][group.market], {"reservation": group.reservation or ""})
+    return result | market

@@ -71,13 +71,7 @@ def report(findings: list[Finding], as_json: bool) -> State:
 
 
 def as_data(findings: list[Finding]) -> list[dict[str, Any]]:
+    shown = ("summary", "evidence", "remedy")
     return [
-        {
-            "name": one.name,
-            "level": one.state.value,
-            "summary": one.summary,
-            "evidence": one.evidence,
-            "remedy": one.remedy,
-        }
-        for one in findings
+        {"name": one.name, "level": one.state.value, **{key: getattr(one, key) for key in shown}} for one in findings
     ]

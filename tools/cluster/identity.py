@@ -21,6 +21,7 @@ from tools.cluster.ownership import ACCOUNT_TAG, issuer_of, need_cluster
 from tools.cluster.service_accounts import ServiceAccount
 from tools.cluster.spec import Spec
 from tools.core import wait
+from tools.core.tables import filled, load
 from tools.core.verdict import State
 
 ANNOTATION = "eks.amazonaws.com/role-arn"
@@ -66,24 +67,11 @@ class Roles:
 
     def trust(self, account: ServiceAccount, irsa: bool) -> policies.Policy:
         """Return the trust policy of a service account's role."""
-        place, namespace = self.place, account.namespace
-        if irsa:
-            subject = f"system:serviceaccount:{namespace}:{account.name}"
-            who = {"Federated": self.provider}
-            actions = ["sts:AssumeRoleWithWebIdentity"]
-            equal = {f"{self.issuer}:sub": subject, f"{self.issuer}:aud": AUDIENCE}
-        else:
-            who = {"Service": "pods.eks.amazonaws.com"}
-            actions = ["sts:AssumeRole", "sts:TagSession"]
-            # EKS sets these tags on each session (EKS user guide, Pod Identity, session tags).
-            equal = {
-                "aws:SourceAccount": place.account,
-                "aws:RequestTag/eks-cluster-arn": place.arn("eks", f"cluster/{self.spec.name}"),
-                "aws:RequestTag/kubernetes-namespace": namespace,
-                "aws:RequestTag/kubernetes-service-account": account.name,
-            }
-        condition = {"StringEquals": equal}
-        statement = {"Effect": "Allow", "Principal": who, "Action": actions, "Condition": condition}
+        place = self.place
+        names = {"account": place.account, "cluster": place.arn("eks", f"cluster/{self.spec.name}")}
+        names |= {"namespace": account.namespace, "name": account.name}
+        names |= {"issuer": self.issuer, "provider": self.provider}
+        statement = filled(load("aws/policies.yaml")["trust by IRSA" if irsa else "trust by Pod Identity"], names)
         return {"Version": policies.VERSION, "Statement": [statement]}
 
 
@@ -101,14 +89,9 @@ def simulate_role(roles: Roles, account: ServiceAccount) -> Finding:
         asked = {"PolicySourceArn": role["Arn"]}
         return _simulate(roles.session, account, "simulate_principal_policy", asked)
 
-    found: list[Finding] = []
-
-    def settled() -> bool:
-        found.append(run(account.name, ask))
-        return found[-1].state is not State.FAIL
-
-    wait.until(settled, SETTLE_SECONDS, SETTLE_POLL)
-    return found[-1]
+    return wait.settled(
+        lambda: run(account.name, ask), lambda found: found.state is not State.FAIL, SETTLE_SECONDS, SETTLE_POLL
+    )
 
 
 def _simulate(session: Session, account: ServiceAccount, operation: str, subject: dict[str, Any]) -> Finding:
@@ -177,16 +160,16 @@ def ensure(roles: Roles, account: ServiceAccount, irsa: bool, change: bool) -> l
     changed. Raises AwsError, also for a role of this name without our tags.
     """
     session, name = roles.session, roles.name(account)
-    role = _role(session, name)
+    role = session.get("iam", "get_role", "Role", RoleName=name)
     trusted = roles.trust(account, irsa)
+    document = json.dumps(trusted)
     lines = []
     if role is None:
         lines.append(f"+ role {name}")
         if change:
             tags = ownership.pairs(roles.tags(account))
-            document = json.dumps(trusted)
             session.call("iam", "create_role", RoleName=name, AssumeRolePolicyDocument=document, Tags=tags)
-            role = _role(session, name)
+            role = session.get("iam", "get_role", "Role", RoleName=name)
     elif not roles.tags(account).items() <= ownership.tags_of(role).items():
         marks = ", ".join(f"{key}={value}" for key, value in roles.tags(account).items())
         raise AwsError("refused", f"the role {name} exists and is not tagged {marks}", "delete that role")
@@ -194,14 +177,14 @@ def ensure(roles: Roles, account: ServiceAccount, irsa: bool, change: bool) -> l
         way = "IRSA" if irsa else "Pod Identity"
         lines.append(f"~ trust of {name}: {account.namespace}/{account.name} by {way}")
         if change:
-            document = json.dumps(trusted)
             session.call("iam", "update_assume_role_policy", RoleName=name, PolicyDocument=document)
-    policy = None if role is None else _policy(session, name)
+    asked = {"RoleName": name, "PolicyName": POLICY_NAME}
+    text = None if role is None else session.get("iam", "get_role_policy", "PolicyDocument", **asked)
+    policy = None if text is None else _document(text)
     if policy != account.policy:
         lines.append(f"{'~' if policy else '+'} policy of {name}")
         if change:
-            text = json.dumps(account.policy)
-            session.call("iam", "put_role_policy", RoleName=name, PolicyName=POLICY_NAME, PolicyDocument=text)
+            session.call("iam", "put_role_policy", **asked, PolicyDocument=json.dumps(account.policy))
     return lines if irsa else lines + _associate(roles, account, role, change)
 
 
@@ -259,16 +242,6 @@ def _associate(roles: Roles, account: ServiceAccount, role: dict[str, Any] | Non
     if change and role is not None:
         session.call("eks", "update_pod_identity_association", **which, roleArn=role["Arn"])
     return [f"~ {title}: {found.get('roleArn')}"]
-
-
-def _role(session: Session, name: str) -> dict[str, Any] | None:
-    found = session.find("iam", "get_role", RoleName=name)
-    return found["Role"] if found else None
-
-
-def _policy(session: Session, role: str) -> policies.Policy | None:
-    found = session.find("iam", "get_role_policy", RoleName=role, PolicyName=POLICY_NAME)
-    return _document(found["PolicyDocument"]) if found else None
 
 
 def _document(value: Any) -> policies.Policy:

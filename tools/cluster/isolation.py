@@ -19,7 +19,7 @@ from tools.cells import kustomize
 from tools.cluster.finding import Finding, bad, good, unknown
 from tools.core import output, repo
 from tools.core.errors import UserError
-from tools.core.wait import until
+from tools.core.wait import settled
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Object
 
@@ -63,7 +63,9 @@ def judge(found: list[int]) -> Finding:
 
 def _answering(here: Kubectl, name: str) -> list[int]:
     """Return the ports that answered. Raises UserError where the pods cannot run."""
-    image = _image()
+    # By digest where `yard image pin` has written one.
+    (debug,) = kustomize.rendered(repo.root() / "base/services/debug").of_kind("Pod")
+    image = str(debug["spec"]["containers"][0]["image"])
     listener = _pod(name, "listener", image, *PORTS)
     _create(here, *objects(name)["policies"], listener)
     address = str(_waited(here, f"{name}-listener", "podIP"))
@@ -73,12 +75,6 @@ def _answering(here: Kubectl, name: str) -> list[int]:
     if not ANSWER.fullmatch(said):
         raise UserError(f"the pod ended with exit code {ended.get('exitCode')} and no answer")
     return [int(port) for port in re.findall(r"\d+", said)]
-
-
-def _image() -> str:
-    """Return the image of the debug pod, by digest where `yard image pin` has written one."""
-    (pod,) = kustomize.rendered(repo.root() / "base/services/debug").of_kind("Pod")
-    return str(pod["spec"]["containers"][0]["image"])
 
 
 def objects(name: str, side: str = "", image: str = "") -> Object:
@@ -103,16 +99,17 @@ def _create(here: Kubectl, *items: Object) -> None:
 
 def _waited(here: Kubectl, name: str, wanted: str) -> Any:
     """Return a pod's address (podIP) while it runs, or how its container ended (terminated)."""
-    state: Object = {}
 
-    def settled() -> bool:
+    def state() -> Object:
         status = here.json("get", "pod", names=[name]).get("status") or {}
         own = (status.get("containerStatuses") or [{}])[0].get("state") or {}
-        state.update(own.get("waiting") or {}, podIP=status.get("podIP") if "running" in own else None)
-        state["terminated"] = own.get("terminated")
-        return bool(state[wanted] or state["terminated"] or state.get("reason") in PENDING)
+        address = status.get("podIP") if "running" in own else None
+        return {**(own.get("waiting") or {}), "podIP": address, "terminated": own.get("terminated")}
 
-    until(settled, STARTS + (SETTLES if wanted == "terminated" else 0), POLL)
-    if not state.get(wanted):
-        raise UserError(f"the pod {name} did not run in time: {state.get('reason') or 'no reason given'}")
-    return state[wanted]
+    def is_settled(found: Object) -> bool:
+        return bool(found[wanted] or found["terminated"] or found.get("reason") in PENDING)
+
+    found = settled(state, is_settled, STARTS + (SETTLES if wanted == "terminated" else 0), POLL)
+    if not found[wanted]:
+        raise UserError(f"the pod {name} did not run in time: {found.get('reason') or 'no reason given'}")
+    return found[wanted]

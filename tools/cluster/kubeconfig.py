@@ -56,17 +56,8 @@ def add(session: Session, cluster: dict[str, Any], context: str, replace: bool, 
 
 def _update(session: Session, cluster: str, context: str) -> str:
     """Run the AWS CLI and return the file that it wrote. Raises UserError."""
-    words = [
-        "aws",
-        "eks",
-        "update-kubeconfig",
-        "--name",
-        operand(cluster, "the name of the cluster"),
-        "--region",
-        session.region,
-        "--alias",
-        operand(context, "--context"),
-    ]
+    words = ["aws", "eks", "update-kubeconfig", "--name", operand(cluster, "the name of the cluster")]
+    words += ["--region", session.region, "--alias", operand(context, "--context")]
     words += ["--profile", session.profile] if session.profile else []
     title = " ".join(words[:3])
     try:

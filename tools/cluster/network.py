@@ -3,7 +3,6 @@
 import ipaddress
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -111,7 +110,10 @@ def itself(seen: Seen) -> Finding:
     open_ = [
         one["GroupId"]
         for one in seen.groups
-        if all(_all_of(one[way], one["GroupId"]) for way in ("IpPermissions", "IpPermissionsEgress"))
+        if all(
+            any(rule.get("IpProtocol") == "-1" and _from(rule, {one["GroupId"]}) for rule in one[way])
+            for way in ("IpPermissions", "IpPermissionsEgress")
+        )
     ]
     shared = [
         number
@@ -127,14 +129,15 @@ def itself(seen: Seen) -> Finding:
 
 def ssh(session: Session, seen: Seen) -> Finding:
     """Check that port 22 is closed to the internet, in ranges and in prefix lists."""
-    lines = [
-        f"{group['GroupId']}: {cidr} can reach {_ports(rule)}"
-        for group in seen.groups
-        for rule in group["IpPermissions"]
-        if _covers(rule, SSH, SSH)
-        for cidr in (*_cidrs(rule), *_listed(session, rule))
-        if _is_world(cidr)
-    ]
+    lines = []
+    for group in seen.groups:
+        for rule in (one for one in group["IpPermissions"] if _covers(one, SSH, SSH)):
+            every = rule.get("IpProtocol") == "-1"
+            ports = "all ports" if every else f"ports {rule['FromPort']}-{rule['ToPort']}"
+            for cidr in (*_cidrs(rule), *_listed(session, rule)):
+                found = ipaddress.ip_network(cidr, strict=False)
+                if found.prefixlen < WORLD_BITS[found.version]:
+                    lines.append(f"{group['GroupId']}: {cidr} can reach {ports}")
     if lines:
         remedy = "remove the rule; aws ssm start-session needs no open port"
         return bad("ssh", "SSH is open to the internet", remedy, *lines)
@@ -178,7 +181,7 @@ def cni(session: Session, spec: Spec) -> Finding:
         wanted = ".".join(map(str, CNI_FOR_EFA))
         summary = f"vpc-cni {version} is older than {wanted}, which EFA-only interfaces need"
         return bad("cni", summary, "update the add-on")
-    if not _enforces(addon):
+    if str(addon["values"].get("enableNetworkPolicy", "")).lower() != "true":
         summary = f"vpc-cni {version} does not enforce NetworkPolicies"
         remedy = "set enableNetworkPolicy of the add-on to true"
         if not spec.adopted:
@@ -256,7 +259,7 @@ def set_prefixes(session: Session, spec: Spec, on: bool) -> str:
     if addon is None:
         hint = "kubectl set env daemonset aws-node -n kube-system"
         raise AwsError("refused", "the VPC CNI is not an EKS add-on here", hint)
-    values = json.loads(addon.get("configurationValues") or "{}")
+    values = addon["values"]
     env = {key: value for key, value in (values.get("env") or {}).items() if key not in PREFIX_ENV}
     env |= PREFIX_ENV if on else {}
     new = {key: value for key, value in values.items() if key != "env"} | ({"env": env} if env else {})
@@ -265,7 +268,7 @@ def set_prefixes(session: Session, spec: Spec, on: bool) -> str:
     text = json.dumps(new)
     parameters = {"clusterName": spec.name, "addonName": "vpc-cni", "configurationValues": text}
     session.call("eks", "update_addon", **parameters, resolveConflicts="PRESERVE")
-    found = json.loads((_cni(session, spec) or {}).get("configurationValues") or "{}")
+    found = (_cni(session, spec) or {"values": {}})["values"]
     if found != new:
         message = f"EKS accepted the change, but the add-on has {json.dumps(found)}"
         raise AwsError("refused", message, "repeat the command")
@@ -273,22 +276,13 @@ def set_prefixes(session: Session, spec: Spec, on: bool) -> str:
 
 
 def _cni(session: Session, spec: Spec) -> Object | None:
-    found = session.find("eks", "describe_addon", clusterName=spec.name, addonName="vpc-cni")
-    return found["addon"] if found else None
-
-
-def _enforces(addon: Object) -> bool:
-    values = json.loads(addon.get("configurationValues") or "{}")
-    return str(values.get("enableNetworkPolicy", "")).lower() == "true"
+    """Return the add-on with its configuration as `values`, or None where the CNI is not an add-on."""
+    found: Object | None = session.get("eks", "describe_addon", "addon", clusterName=spec.name, addonName="vpc-cni")
+    return found and {**found, "values": json.loads(found.get("configurationValues") or "{}")}
 
 
 def _has_prefixes(addon: Object) -> bool:
-    values = json.loads(addon.get("configurationValues") or "{}")
-    return str((values.get("env") or {}).get("ENABLE_PREFIX_DELEGATION", "")).lower() == "true"
-
-
-def _all_of(rules: Iterable[Object], group: str) -> bool:
-    return any(rule.get("IpProtocol") == "-1" and _from(rule, {group}) for rule in rules)
+    return str((addon["values"].get("env") or {}).get("ENABLE_PREFIX_DELEGATION", "")).lower() == "true"
 
 
 def _from(rule: Object, groups: set[str]) -> bool:
@@ -309,18 +303,9 @@ def _cidrs(rule: Object) -> list[str]:
 
 def _listed(session: Session, rule: Object) -> list[str]:
     """Return the ranges in the prefix lists of a rule. Raises AwsError."""
-    return [
-        str(entry["Cidr"])
-        for one in rule.get("PrefixListIds") or []
-        for entry in session.pages(
-            "ec2", "get_managed_prefix_list_entries", "Entries", PrefixListId=one["PrefixListId"]
-        )
-    ]
-
-
-def _is_world(cidr: str) -> bool:
-    found = ipaddress.ip_network(cidr, strict=False)
-    return found.prefixlen < WORLD_BITS[found.version]
+    ids = [one["PrefixListId"] for one in rule.get("PrefixListIds") or []]
+    listing = ("ec2", "get_managed_prefix_list_entries", "Entries")
+    return [str(entry["Cidr"]) for id_ in ids for entry in session.pages(*listing, PrefixListId=id_)]
 
 
 def _has_all(cidrs: list[str], addresses: list[str]) -> bool:
@@ -328,7 +313,3 @@ def _has_all(cidrs: list[str], addresses: list[str]) -> bool:
     ranges = [ipaddress.ip_network(cidr, strict=False) for cidr in cidrs]
     found = [ipaddress.ip_address(one) for one in addresses]
     return bool(found) and all(any(one in network for network in ranges) for one in found)
-
-
-def _ports(rule: Object) -> str:
-    return "all ports" if rule.get("IpProtocol") == "-1" else f"ports {rule['FromPort']}-{rule['ToPort']}"

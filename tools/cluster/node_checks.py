@@ -36,12 +36,10 @@ def devices(spec: Spec, snapshot: Snapshot) -> Finding | None:
         for one, machine in nodes
         if one.devices < machine.accelerators
     ]
-    if not nodes:
-        return None
     if fewer:
         remedy = "install the device plugin (base/plugins); replace a node that advertises only some devices"
         return bad("devices", f"{len(fewer)} of {len(nodes)} nodes advertise too few", remedy, *fewer)
-    return good("devices", f"{len(nodes)} nodes advertise all their devices")
+    return good("devices", f"{len(nodes)} nodes advertise all their devices") if nodes else None
 
 
 def room(spec: Spec, snapshot: Snapshot) -> Finding | None:

@@ -28,14 +28,8 @@ def zones(session: Session) -> list[Zone]:
 
 def offering(session: Session, kind: str) -> list[Zone]:
     """Return the zones that offer an instance type. Raises AwsError."""
-    filters = [{"Name": "instance-type", "Values": [kind]}]
-    pages = session.pages(
-        "ec2",
-        "describe_instance_type_offerings",
-        "InstanceTypeOfferings",
-        LocationType="availability-zone",
-        Filters=filters,
-    )
+    asked = {"LocationType": "availability-zone", "Filters": [{"Name": "instance-type", "Values": [kind]}]}
+    pages = session.pages("ec2", "describe_instance_type_offerings", "InstanceTypeOfferings", **asked)
     names = {one["Location"] for one in pages}
     return [zone for zone in zones(session) if zone.name in names]
 

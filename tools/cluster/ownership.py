@@ -66,8 +66,8 @@ def tags_of(row: Row) -> Tags:
 
 def describe_cluster(session: Session, spec: Spec) -> Row | None:
     """Return the cluster as EKS describes it, or None where it does not exist. Raises AwsError."""
-    found = session.find("eks", "describe_cluster", name=spec.name)
-    return found["cluster"] if found else None
+    found: Row | None = session.get("eks", "describe_cluster", "cluster", name=spec.name)
+    return found
 
 
 def need_cluster(session: Session, spec: Spec) -> Row:

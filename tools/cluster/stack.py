@@ -19,15 +19,14 @@ from tools.aws.policies import OWNER_TAG
 from tools.aws.session import AwsError, Session
 from tools.cluster import ownership
 from tools.cluster.ownership import Evidence
-from tools.cluster.spec import NodeGroup, Spec
+from tools.cluster.spec import Spec
 from tools.core.errors import UserError
-from tools.core.tables import load
+from tools.core.tables import filled, load
 from tools.facts.instances import Instance
 from tools.kube.manifests import Object
 
 # Families whose network card 0 has no EFA: 17 cards, 16 interfaces (DescribeInstanceTypes, recorded by moto).
 PLAIN_FIRST = ("p6-b300",)
-VOLUME_GIB = 200
 STACK_SECONDS = 900
 
 
@@ -40,18 +39,25 @@ def template(spec: Spec) -> Object:
     groups = [group for group in spec.groups if group.efa]
     if not groups:
         raise UserError(f"{spec.source}: no node group uses EFA", "such a cluster needs only eksctl.yaml")
-    found: Object = load("cluster/stack.yaml")
-    found["Description"] += f": {spec.name}"
+    table, tags = load("cluster/stack.yaml"), _tags(spec)
+    found: Object = filled(table["template"], {"name": spec.name})
     resources, outputs = found["Resources"], found["Outputs"]
     for one in resources.values():
         if one["Type"] == "AWS::EC2::SecurityGroup":
-            one["Properties"]["Tags"] = _tags(spec)
+            one["Properties"]["Tags"] = tags
     for group in groups:
         key = "".join(part.capitalize() for part in group.name.split("-"))
+        names = {"key": key, "type": group.instance.name, "reservation": group.reservation or ""}
+        made = filled(table["launch template"], names)
+        data = made["Properties"]["LaunchTemplateData"]
+        data["NetworkInterfaces"] = interfaces(group.instance, {"Ref": "NodeSecurityGroup"})
+        data |= filled(table["markets"][group.market if group.reservation else "placement"], names)
+        for one in (*made["Properties"]["TagSpecifications"], *data["TagSpecifications"]):
+            one["Tags"] = tags
         if group.reservation is None:  # a reservation has its own placement
-            placement = {"Strategy": "cluster", "Tags": _tags(spec)}
+            placement = {"Strategy": "cluster", "Tags": tags}
             resources[f"{key}PlacementGroup"] = {"Type": "AWS::EC2::PlacementGroup", "Properties": placement}
-        resources[f"{key}LaunchTemplate"] = _launch_template(spec, group, key)
+        resources[f"{key}LaunchTemplate"] = made
         outputs[f"{key}LaunchTemplate"] = {"Value": {"Ref": f"{key}LaunchTemplate"}}
     return found
 
@@ -114,8 +120,8 @@ def status(session: Session, spec: Spec) -> str | None:
 
 
 def _stack(session: Session, spec: Spec) -> Object | None:
-    found = session.find("cloudformation", "describe_stacks", StackName=name(spec))
-    return found["Stacks"][0] if found else None
+    found = session.get("cloudformation", "describe_stacks", "Stacks", StackName=name(spec))
+    return found[0] if found else None
 
 
 def _wait(session: Session, spec: Spec, waiter: str) -> str:
@@ -129,28 +135,3 @@ def _wait(session: Session, spec: Spec, waiter: str) -> str:
 
 def _tags(spec: Spec) -> list[Object]:
     return ownership.pairs(ownership.marks(spec.region, spec))
-
-
-def _launch_template(spec: Spec, group: NodeGroup, key: str) -> Object:
-    kinds = ("instance", "volume", "network-interface")
-    disk = {"VolumeType": "gp3", "VolumeSize": VOLUME_GIB, "Encrypted": True, "DeleteOnTermination": True}
-    data: Object = {
-        "InstanceType": group.instance.name,
-        "NetworkInterfaces": interfaces(group.instance, {"Ref": "NodeSecurityGroup"}),
-        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
-        "BlockDeviceMappings": [{"DeviceName": "/dev/xvda", "Ebs": disk}],
-        "TagSpecifications": [{"ResourceType": kind, "Tags": _tags(spec)} for kind in kinds],
-        **_market(group, key),
-    }
-    own = [{"ResourceType": "launch-template", "Tags": _tags(spec)}]
-    properties = {"LaunchTemplateData": data, "TagSpecifications": own}
-    return {"Type": "AWS::EC2::LaunchTemplate", "Properties": properties}
-
-
-def _market(group: NodeGroup, key: str) -> Object:
-    if group.reservation is None:
-        return {"Placement": {"GroupName": {"Ref": f"{key}PlacementGroup"}}}
-    target = {"CapacityReservationTarget": {"CapacityReservationId": group.reservation}}
-    block = {"InstanceMarketOptions": {"MarketType": "capacity-block"}}
-    is_block = group.market == "capacity-block"
-    return {"CapacityReservationSpecification": target, **(block if is_block else {})}

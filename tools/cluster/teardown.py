@@ -13,6 +13,7 @@ from tools.cluster.inventory import Resource
 from tools.cluster.spec import Spec
 from tools.core import wait
 from tools.core.errors import UserError
+from tools.core.tables import load
 
 POLL_SECONDS = 5.0
 MOST_SECONDS = 1800.0  # a node group drains first; eksctl's largest stack takes 15 minutes
@@ -136,26 +137,4 @@ def _empty_role(session: Session, name: str) -> None:
         session.call("iam", "delete_role_policy", RoleName=name, PolicyName=policy)
 
 
-def _ec2(noun: str, id_: str, key: str) -> Step:
-    """Return the step of an EC2 resource without a state: it exists, or it is gone."""
-    return Step("ec2", f"delete_{noun}", id_, f"describe_{noun}s", f"{key}.0.{id_}")
-
-
-STATE = "Reservations.0.Instances.0.State.Name"
-PROVIDER, IDENTITY = "open_id_connect_provider", "pod_identity_association"
-STEPS = {
-    "node group": Step("eks", "delete_nodegroup", "nodegroupName", "describe_nodegroup", "nodegroup.status"),
-    "instance": Step("ec2", "terminate_instances", "InstanceIds", "describe_instances", STATE),
-    "cluster": Step("eks", "delete_cluster", "name", "describe_cluster", "cluster.status"),
-    "stack": Step("cloudformation", "delete_stack", "StackName", "describe_stacks", "Stacks.0.StackStatus"),
-    "network interface": _ec2("network_interface", "NetworkInterfaceId", "NetworkInterfaces"),
-    "security group": _ec2("security_group", "GroupId", "SecurityGroups"),
-    "role": Step("iam", "delete_role", "RoleName", "get_role", "Role.RoleName"),
-    "identity provider": Step("iam", f"delete_{PROVIDER}", "OpenIDConnectProviderArn", f"get_{PROVIDER}", "Url"),
-    "access entry": Step(
-        "eks", "delete_access_entry", "principalArn", "describe_access_entry", "accessEntry.principalArn"
-    ),
-    "pod identity": Step(
-        "eks", f"delete_{IDENTITY}", "associationId", f"describe_{IDENTITY}", "association.associationId"
-    ),
-}
+STEPS = {kind: Step(*row) for kind, row in load("cluster/teardown.yaml").items()}

@@ -12,22 +12,18 @@ from tools.aws.retry_budget import Waiting
 from tools.cluster import component_checks, isolation, node_checks, platform
 from tools.cluster.component_checks import FIX, FSX
 from tools.cluster.finding import Finding, bad, good, unknown
-from tools.cluster.snapshot import CLAIMS, CRD, JOBS, OPERATOR_WEBHOOK, SLICES, Snapshot
+from tools.cluster.snapshot import CLAIMS, CRD, OPERATOR_WEBHOOK, SLICES, Snapshot
 from tools.cluster.spec import Spec
 from tools.core import output, repo, wait
 from tools.core.errors import UserError
+from tools.core.tables import filled, load
 from tools.core.verdict import State
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Object
 
 NAMESPACE = "base/plugins/namespace"
 # The permissions to submit, watch and end a job (base/pytorchjob, yard job).
-RIGHTS = (
-    *((verb, JOBS) for verb in ("create", "get", "list", "watch", "patch", "delete")),
-    *(("create", kind) for kind in ("configmaps", "serviceaccounts", "networkpolicies.networking.k8s.io")),
-    *(("list", kind) for kind in ("pods", "events")),
-    *(("get", "pods/log"), ("create", "pods/exec")),
-)
+RIGHTS: list[list[str]] = load("cluster/tables.yaml")["rights"]
 WEBHOOK_SECONDS, WEBHOOK_POLL = 12.0, 3.0
 # The API server's messages about webhooks: of admission, in two spellings, and of conversion.
 WEBHOOK_DOWN = ("failed calling webhook", "failed to call webhook", "conversion webhook for")
@@ -97,10 +93,12 @@ def _review(namespace: str, verb: str, resource: str) -> Object:
 def admission(kubectl: Kubectl, spec: Spec) -> Finding:
     """Check by a dry run that the API server accepts a job. Waits for a webhook that is not ready yet."""
 
+    job = filled(load("cluster/tables.yaml")["dry run"], {"namespace": spec.namespace})
+
     def dry_run() -> str | None:
         words = ("create", "--dry-run=server", "--filename=-")
         with Waiting("the cluster").during("the dry run of a PyTorchJob"):
-            done = kubectl.run(*words, stdin=json.dumps(_job(spec)))
+            done = kubectl.run(*words, stdin=json.dumps(job))
         if done.returncode == 0:
             return None
         return (done.stderr.strip().splitlines() or ["no reason given"])[-1]
@@ -115,31 +113,13 @@ def admission(kubectl: Kubectl, spec: Spec) -> Finding:
     return bad("admission", summary, "see the findings `operator` and `namespace`")
 
 
-def _job(spec: Spec) -> Object:
-    container = {"name": "pytorch", "image": "registry.k8s.io/pause:3.10", "command": ["/pause"]}
-    worker = {"replicas": 1, "restartPolicy": "OnFailure", "template": {"spec": {"containers": [container]}}}
-    return {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
-        "metadata": {"name": "trainyard-validate", "namespace": spec.namespace},
-        "spec": {"pytorchReplicaSpecs": {"Worker": worker}},
-    }
-
-
 def _when_ready(attempt: Callable[[], str | None]) -> str | None:
     """Repeat `attempt` while a webhook is not ready. Return why it failed, or None."""
-    reason: str | None = None
-
-    def settled() -> bool:
-        nonlocal reason
-        reason = attempt()
-        return reason is None or not _is_down(reason)
 
     def report(waited: float) -> None:
         output.note(f"a webhook is not ready yet ({waited:.0f} of {WEBHOOK_SECONDS:.0f} s)")
 
-    wait.until(settled, WEBHOOK_SECONDS, WEBHOOK_POLL, report)
-    return reason
+    return wait.settled(attempt, lambda reason: not _is_down(reason or ""), WEBHOOK_SECONDS, WEBHOOK_POLL, report)
 
 
 def _is_down(reason: str) -> bool:

@@ -50,9 +50,9 @@ def nearest(text: str, names: Iterable[str], cutoff: float = 0.5) -> str | None:
     return matches[0] if matches else None
 
 
-def did_you_mean(text: str, names: Iterable[str], cutoff: float = 0.5) -> str | None:
+def did_you_mean(text: str, names: Iterable[str]) -> str | None:
     """Return the hint with the name most like `text`, or None if no name is similar enough."""
-    match = nearest(text, names, cutoff)
+    match = nearest(text, names)
     return f"did you mean {match}?" if match else None
 
 

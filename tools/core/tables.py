@@ -28,9 +28,9 @@ def patterns(name: str) -> dict[str, re.Pattern[str]]:
 
 
 def filled(value: Any, names: dict[str, str]) -> Any:
-    """Return plain data of a table with the values of `names` in place of `{name}`."""
+    """Return plain data of a table, keys too, with the values of `names` in place of `{name}`."""
     if isinstance(value, dict):
-        return {key: filled(inner, names) for key, inner in value.items()}
+        return {filled(key, names): filled(inner, names) for key, inner in value.items()}
     if isinstance(value, list):
         return [filled(one, names) for one in value]
     return value.format_map(names) if isinstance(value, str) else value

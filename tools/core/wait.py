@@ -30,6 +30,24 @@ def until(
         time.sleep(min(every, max(0.0, seconds - (time.monotonic() - start))))
 
 
+def settled(
+    probe: Callable[[], T],
+    is_settled: Callable[[T], bool],
+    seconds: float,
+    every: float = 2.0,
+    report: Callable[[float], None] | None = None,
+) -> T:
+    """Call `probe` as `until` does, until its value `is_settled` or time is up, and return the last value."""
+    values: list[T] = []
+
+    def is_over() -> bool:
+        values[:] = [probe()]
+        return is_settled(values[0])
+
+    until(is_over, seconds, every, report)
+    return values[0]
+
+
 def sparing(say: Callable[[str], None], every: float = 2.0) -> Callable[[str], None]:
     """Return a function that passes a text on to `say`, but only once in `every` seconds."""
     last = time.monotonic()

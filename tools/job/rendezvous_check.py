@@ -11,7 +11,7 @@ from tools.core.command_line import selector
 from tools.core.errors import UserError
 from tools.core.tables import load
 from tools.core.verdict import State, Verdict
-from tools.core.wait import until
+from tools.core.wait import settled
 from tools.job.diagnosis.hangs import admits
 from tools.job.snapshot.log_lines import last_line
 from tools.job.snapshot.pod import JobPod
@@ -228,17 +228,15 @@ def _ephemeral_container(kubectl: Kubectl, pod: JobPod, say: Callable[[str], Non
     words: tuple[str, ...] = ("debug", image, f"--container={name}", "--profile=restricted", "--attach=false")
     words += ("--image-pull-policy=IfNotPresent", "--quiet")
     kubectl.text(*words, names=[pod.name], command=["sleep", str(LIVES)])
-    state: Object = {}
 
-    def runs() -> bool:
+    def state() -> Object:
         status = kubectl.json("get", "pod", names=[pod.name]).get("status") or {}
         added = status.get("ephemeralContainerStatuses") or []
-        state.clear()
-        state.update(next((one["state"] for one in added if one["name"] == name), {}))
-        return "running" in state
+        return next((dict(one["state"]) for one in added if one["name"] == name), {})
 
-    if not until(runs, STARTS, every=0.5):
-        raise UserError(f"the ephemeral container of {pod.name} does not start: {json.dumps(state)}", code=3)
+    last = settled(state, lambda found: "running" in found, STARTS, 0.5)
+    if "running" not in last:
+        raise UserError(f"the ephemeral container of {pod.name} does not start: {json.dumps(last)}", code=3)
     return name
 
 

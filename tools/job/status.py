@@ -205,15 +205,9 @@ def _training(now: Object) -> str:
 
 
 def _table(pods: list[Object]) -> list[str]:
-    rows = [
-        (
-            str(pod["pod"]),
-            str(pod["state"]),
-            str(pod["restarts"]),
-            duration(pod["age_s"]),
-            ranks.spans(pod["ranks"]),
-            str(pod["node"] or "-"),
-        )
-        for pod in pods
+    head = ("pod", "state", "restarts", "age", "ranks", "node")
+    shown = [
+        one | {"age": duration(one["age_s"]), "ranks": ranks.spans(one["ranks"]), "node": one["node"] or "-"}
+        for one in pods
     ]
-    return output.columns([("pod", "state", "restarts", "age", "ranks", "node"), *rows])
+    return output.columns([head, *([str(one[key]) for key in head] for one in shown)])

@@ -11,7 +11,7 @@ from tools.job.snapshot import lookup
 from tools.job.snapshot.live_job import EVERY, LiveJob, kind_of
 from tools.job.snapshot.pod import JobPod, claim_names, template_specs
 from tools.job.snapshot.references import needed
-from tools.kube.images import is_local
+from tools.kube.images import is_local, lists
 from tools.kube.kubectl import Kubectl, failure, foreign, is_named
 from tools.kube.manifests import Manifests, Object, name_of
 from tools.kube.selectors import wants
@@ -121,19 +121,13 @@ def unpulled(kubectl: Kubectl, manifests: Manifests) -> Iterator[str]:
         nodes, unseen = [], problem.message
     for image, spec in images.items():
         fitting = [node for node in nodes if wants(spec, node)]
-        without = [name_of(node) for node in fitting if not _lists(node, image)]
+        without = [name_of(node) for node in fitting if not lists(node, image)]
         where = f"which nodes have it is unknown: {unseen}"
         if fitting:
             where = f"not listed by the kubelet of {', '.join(without[:MOST_NAMED])}"
             where += f" and {len(without) - MOST_NAMED} more" if len(without) > MOST_NAMED else ""
         if without or not fitting:
             yield f"no node can pull {image} ({image.partition('/')[0]} is the node itself); {where}"
-
-
-def _lists(node: Object, image: str) -> bool:
-    """Return whether a node's status lists an image. A kubelet lists at most 50 (nodeStatusMaxImages)."""
-    images = (node.get("status") or {}).get("images") or []
-    return any(image in (one.get("names") or []) for one in images)
 
 
 def difference(kubectl: Kubectl, manifests: Manifests) -> str:

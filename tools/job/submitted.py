@@ -16,7 +16,7 @@ import yaml  # type: ignore[import-untyped]
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.core.secret_patterns import mask, masked
-from tools.core.tables import load
+from tools.core.tables import filled, load
 from tools.job.snapshot.live_job import LiveJob, kind_of
 from tools.job.snapshot.pod import template_specs
 from tools.job.snapshot.references import needed
@@ -72,17 +72,8 @@ def keep(kubectl: Kubectl, manifests: Manifests, top: Object, uid: str, command:
 def _in_cluster(kubectl: Kubectl, top: Object, uid: str, text: str, facts: str) -> None:
     if len(text.encode()) > LARGEST:
         raise UserError(f"the manifest is larger than {LARGEST >> 10} KiB")
-    owner = {"apiVersion": top["apiVersion"], "kind": top["kind"], "name": name_of(top), "uid": uid}
-    item = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {
-            "name": _name(top),
-            "labels": {"app.kubernetes.io/part-of": "trainyard"},
-            "ownerReferences": [owner],
-        },
-        "data": {MANIFEST: text, FACTS: facts},
-    }
+    names = {"api": top["apiVersion"], "kind": top["kind"], "name": name_of(top), "uid": uid}
+    item = filled(_TABLES["submitted"], {**names, "manifest": text, "facts": facts})
     words = ("apply", "--server-side", "--force-conflicts", "--filename=-", "--output=name")
     kubectl.text(*words, stdin=json.dumps(item))
 

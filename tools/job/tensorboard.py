@@ -13,7 +13,7 @@ from tools.core import repo
 from tools.core.command_line import selector
 from tools.core.errors import UserError
 from tools.core.tables import load
-from tools.core.wait import sparing, until
+from tools.core.wait import settled, sparing, until
 from tools.job import submit
 from tools.job.snapshot.pod import JobPod, claim_names, first_template
 from tools.job.submit import Applied
@@ -133,21 +133,15 @@ def _check_free(port: int) -> None:
 
 def _answer(url: str, process: subprocess.Popen[bytes]) -> str | None:
     """Return the directory that TensorBoard reads, None if the port-forward ends or nothing answers."""
-    directory: str | None = None
 
-    def settled() -> bool:
-        nonlocal directory
-        if process.poll() is not None:
-            return True
+    def directory() -> str | None:
         try:
             with urllib.request.urlopen(f"{url}/data/environment", timeout=10) as answer:
-                directory = str(json.loads(answer.read(LARGEST_ANSWER))["data_location"])
+                return str(json.loads(answer.read(LARGEST_ANSWER))["data_location"])
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
-            return False
-        return True
+            return None
 
-    until(settled, FORWARD_SECONDS, EVERY)
-    return directory
+    return settled(directory, lambda one: one is not None or process.poll() is not None, FORWARD_SECONDS, EVERY)
 
 
 def stop(kubectl: Kubectl) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from tools.cells import kustomize
 from tools.core import repo
 from tools.core.errors import UserError
-from tools.core.wait import until
+from tools.core.wait import settled
 from tools.job.snapshot.pod import RUN_VARIABLE, JobPod, first_template
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.kubectl import Kubectl
@@ -70,13 +70,7 @@ def reading(kubectl: Kubectl, seen: Snapshot, say: Callable[[str], None]) -> Ite
 
 
 def _started(kubectl: Kubectl, name: str) -> JobPod:
-    pod = JobPod({})
-
-    def running() -> JobPod | None:
-        nonlocal pod
-        pod = JobPod(kubectl.json("get", "pod", names=[name]))
-        return pod if pod.running else None
-
-    if until(running, SECONDS, every=1.0) is None:
+    pod = settled(lambda: JobPod(kubectl.json("get", "pod", names=[name])), lambda one: one.running, SECONDS, 1.0)
+    if not pod.running:
         raise UserError(f"{name} is not running after {SECONDS:.0f} s: {pod.waits_for}", code=3)
     return pod

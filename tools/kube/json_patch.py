@@ -46,12 +46,14 @@ def apply(item: Any, change: Operation) -> None:
     *parents, last = (part.replace("~1", "/").replace("~0", "~") for part in change["path"].split("/")[1:])
     for key in parents:
         item = item[int(key) if isinstance(item, list) else key]
-    if change["op"] == "remove":
-        del item[int(last) if isinstance(item, list) else last]
-    elif isinstance(item, list) and last == APPEND:
+    if isinstance(item, list) and last == APPEND:
         item.append(change["value"])
+        return
+    at = int(last) if isinstance(item, list) else last
+    if change["op"] == "remove":
+        del item[at]
     else:
-        item[int(last) if isinstance(item, list) else last] = change["value"]
+        item[at] = change["value"]
 
 
 def _pointer(keys: Keys) -> str:

@@ -115,19 +115,13 @@ class Manifests:
 
     def texts(self, kind: str, name: str, namespace: str | None = None) -> dict[str, str] | None:
         """Return the texts of a ConfigMap or a Secret by key, or None if there is no such object."""
-        return (self.secret if kind == "Secret" else self.config_map)(name, namespace)
-
-    def config_map(self, name: str, namespace: str | None = None) -> dict[str, str] | None:
-        """Return the texts of a ConfigMap by key, or None if there is no such ConfigMap."""
-        item = self.named("ConfigMap", name, namespace)
-        return None if item is None else dict(item.get("data") or {})
-
-    def secret(self, name: str, namespace: str | None = None) -> dict[str, str] | None:
-        """Return the texts of a Secret by key, or None if there is no such Secret."""
-        item = self.named("Secret", name, namespace)
+        item = self.named(kind, name, namespace)
         if item is None:
             return None
-        decoded = {key: self._decoded(name, key, text) for key, text in (item.get("data") or {}).items()}
+        data = item.get("data") or {}
+        if kind == "ConfigMap":
+            return dict(data)
+        decoded = {key: self._decoded(name, key, text) for key, text in data.items()}
         return decoded | dict(item.get("stringData") or {})
 
     def named(self, kind: str, name: str, namespace: str | None) -> Object | None:

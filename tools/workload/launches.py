@@ -26,7 +26,7 @@ def _texts(spec: Object, manifests: Manifests) -> Iterator[str]:
         yield " ".join(_words(container))
     for volume in spec.get("volumes") or []:
         name = (volume.get("configMap") or {}).get("name")
-        data = manifests.config_map(name) if name else None
+        data = manifests.texts("ConfigMap", name) if name else None
         yield from (text for text in (data or {}).values() if isinstance(text, str))
 
 

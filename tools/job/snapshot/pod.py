@@ -111,15 +111,15 @@ class JobPod:
     @property
     def container(self) -> Object:
         """The status of the training container, empty before there is one."""
-        statuses = self.status.get("containerStatuses") or []
-        named = (one for one in statuses if one.get("name") == self.container_name)
-        return next(named, statuses[0] if statuses else {})
+        return self._training(self.status.get("containerStatuses") or [])
 
     @property
     def container_spec(self) -> Object:
-        containers = self.spec.get("containers") or []
-        named = (one for one in containers if one.get("name") == self.container_name)
-        return next(named, containers[0] if containers else {})
+        return self._training(self.spec.get("containers") or [])
+
+    def _training(self, rows: list[Object]) -> Object:
+        named = (one for one in rows if one.get("name") == self.container_name)
+        return next(named, rows[0] if rows else {})
 
     @property
     def container_name(self) -> str:

@@ -6,18 +6,15 @@ from pathlib import Path
 from tools.core.errors import UserError
 from tools.job.snapshot import run_answer
 from tools.job.snapshot.pod import RUN_VARIABLE, JobPod
-from tools.kube.kubectl import SECONDS, Kubectl
+from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Object
 from training.remote import run_probe
 
 
-def in_pod(
-    kubectl: Kubectl, pod: JobPod, *words: str, stdin: str | None = None, seconds: float | None = SECONDS
-) -> str:
+def in_pod(kubectl: Kubectl, pod: JobPod, *words: str, stdin: str | None = None) -> str:
     """Run a command in a pod's training container and return its output; UserError if it fails."""
-    options = ["--stdin"] if stdin is not None else []
-    container = f"--container={pod.container_name}"
-    return kubectl.text("exec", container, *options, names=[pod.name], command=words, stdin=stdin, seconds=seconds)
+    options = [f"--container={pod.container_name}", *(["--stdin"] if stdin is not None else [])]
+    return kubectl.text("exec", *options, names=[pod.name], command=words, stdin=stdin)
 
 
 def run_directory(kubectl: Kubectl, pods: list[JobPod], unseen: dict[str, str]) -> Object | None:

@@ -117,12 +117,8 @@ class Snapshot:
 
     def events(self, kind: str, name: str) -> list[Object]:
         """Return the events about one object, newest last."""
-        found = [
-            event
-            for event in self.of("Event")
-            if (event.get("involvedObject") or {}).get("kind") == kind
-            and (event.get("involvedObject") or {}).get("name") == name
-        ]
+        about = [(event.get("involvedObject") or {}, event) for event in self.of("Event")]
+        found = [event for one, event in about if (one.get("kind"), one.get("name")) == (kind, name)]
         return sorted(found, key=lambda event: event_time(event) or NEVER)
 
     def job_events(self) -> list[Object]:
