@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from tools import cli
@@ -117,3 +120,20 @@ def test_sample_takes_a_run_by_name_and_names_the_nearest(checkout: Any) -> None
     empty = checkout.yard("sample", "other", "--prompt", "x")
     assert "no committed checkpoint yet" in empty.stderr
     assert "Traceback" not in empty.stderr
+
+
+def commands(group: click.Group, context: click.Context) -> Iterator[click.Command]:
+    """Yield the commands of a group and of the groups below it."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield from commands(command, context) if isinstance(command, click.Group) else (command,)
+
+
+def test_each_parameter_of_a_command_has_its_words() -> None:
+    given = {"kubectl", "spec", "session", "knobs", "options"}  # what decorators make of their own options
+    for command in commands(cli.yard, click.Context(cli.yard)):
+        assert command.callback is not None
+        wanted = set(inspect.signature(inspect.unwrap(command.callback)).parameters) - given
+        assert wanted <= {parameter.name for parameter in command.params}, command.name
+        assert all(one.help for one in command.params if isinstance(one, click.Option)), command.name

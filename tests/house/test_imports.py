@@ -115,7 +115,8 @@ def misplaced(group: click.Group, package: str) -> Iterator[str]:
     for name in group.list_commands(click.Context(group)):
         command = group.get_command(click.Context(group), name)
         module = f"{package}.{name.replace('-', '_')}"
-        if getattr(sys.modules.get(module), "command", None) is not command:
+        own = getattr(sys.modules.get(module), "command", None)
+        if own is None or own not in (command, getattr(command, "callback", None)):
             yield module
         elif isinstance(command, click.Group):
             yield from misplaced(command, module)

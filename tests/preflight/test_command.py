@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from tools.cli import invoke
-from tools.cli.preflight import command
 from tools.preflight.evaluate import rules
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -58,10 +58,12 @@ def test_exit_codes(arguments: list[str], code: int, capsys: pytest.CaptureFixtu
     assert "Traceback" not in printed.out + printed.err
 
 
-def test_failures_are_printed_with_evidence_reason_and_remedy() -> None:
-    done = CliRunner().invoke(command, ["-"], input=Path(BAD).read_text(encoding="utf-8"))
-    assert done.exit_code == 1
-    lines = done.output.splitlines()
+def test_failures_are_printed_with_evidence_reason_and_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(Path(BAD).read_text(encoding="utf-8")))
+    assert invoke(["preflight", "-"]) == 1
+    lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
         "FAIL: standard input: will it train: FAIL (1 fault); good practice: WARN (1 warning); "
         "judged: 1 PyTorchJob; not judged: nothing"

@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from tests.prove.test_guide import JOB
+from tools import cli
 from tools.cells.knobs import Knobs
-from tools.cli import prove as command
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
 from tools.kube import manifests
@@ -157,12 +158,18 @@ def proven(work: Path, monkeypatch: pytest.MonkeyPatch) -> list[run.Result]:
 
 
 def called(*words: str) -> Any:
-    return CliRunner().invoke(command.command, [*words, "--", "python", "train.py"])
+    return started(*words, "--", "python", "train.py")
+
+
+def started(*words: str) -> Any:
+    command = cli.yard.get_command(click.Context(cli.yard), "prove")
+    assert command is not None
+    return CliRunner().invoke(command, words, standalone_mode=False)
 
 
 def test_the_result_is_printed_written_and_kept(proven: list[run.Result], work: Path) -> None:
     done = called("--only", "trains", "--out", "proof.json", "--report", "proof.html")
-    assert done.exit_code == 0, done.output
+    assert done.return_value == 0, done.output
     assert "PASS: 1. It trains: text\n  line" in done.output
     assert "CANNOT TELL: the network" in done.output
     kept = json.loads((work / "proof.json").read_text(encoding="utf-8"))
@@ -178,13 +185,13 @@ def test_the_result_is_printed_written_and_kept(proven: list[run.Result], work: 
 )
 def test_exit_codes(state: State, code: int, strict: int, proven: list[run.Result]) -> None:
     proven[0] = result(state)
-    assert called("--only", "trains").exit_code == code
-    assert called("--only", "trains", "--strict").exit_code == strict
+    assert called("--only", "trains").return_value == code
+    assert called("--only", "trains", "--strict").return_value == strict
 
 
 def test_the_command_of_a_file_needs_a_yes(proven: list[run.Result], work: Path) -> None:
     (work / "job.yaml").write_text(JOB.replace("OUT", "out"), encoding="utf-8")
-    refused = CliRunner().invoke(command.command, ["-f", "job.yaml", "--only", "trains"])
+    refused = started("-f", "job.yaml", "--only", "trains")
     assert isinstance(refused.exception, UserError)
     assert "would run with your rights" in str(refused.exception)
-    assert CliRunner().invoke(command.command, ["-f", "job.yaml", "--only", "trains", "--yes"]).exit_code == 0
+    assert started("-f", "job.yaml", "--only", "trains", "--yes").return_value == 0

@@ -3,21 +3,25 @@
 import ast
 import importlib
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from tools.cli import _parameters
 from tools.core.errors import UserError
 from tools.core.repo import did_you_mean
+from tools.core.tables import load
 
 
 class LazyGroup(click.Group):
-    """Finds a command's module by its name: `rank0` is rank0.py in `directory`, its click command `command`.
+    """Finds a command's module by its name: `rank0` is rank0.py in `directory`, and its function `command`.
 
-    A command may also be a package. A dash in a name is an underscore in the file name. Modules that begin
-    with an underscore are not commands.
+    A command may also be a group, and a package. A dash in a name is an underscore in the file name. Modules that begin
+    with an underscore are not commands. The help is the first line of the module's docstring, and what
+    help.yaml in `directory` says below it: the text, the parameters, examples and exit codes.
     """
 
     def __init__(self, *arguments: Any, directory: Path, package: str, **options: Any) -> None:
@@ -32,8 +36,17 @@ class LazyGroup(click.Group):
         """Import and return one command, or None when the module does not exist."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        module = importlib.import_module(f"{self.package}.{_file(cmd_name)}")
-        command: click.Command = module.command
+        found = importlib.import_module(f"{self.package}.{_file(cmd_name)}").command
+        more = load(str(self.directory / "help.yaml")).get(cmd_name, {})
+        command: click.Command = found
+        if not isinstance(found, click.Command):
+            command = click.Command(cmd_name, callback=found, params=_parameters.of(found, more.get("options", {})))
+        examples = "\b\nExamples:\n" + textwrap.indent(more["examples"], "  ") if "examples" in more else ""
+        exits = f"Exit codes: {more['exits']}" if "exits" in more else ""
+        parts = [self._summary(cmd_name), more.get("text", ""), examples, exits]
+        if isinstance(command, click.Group):  # its examples stand below the list of its commands
+            command.epilog = parts.pop(2)
+        command.help = "\n\n".join(filter(None, parts))
         return command
 
     def resolve_command(
@@ -63,14 +76,7 @@ def _file(name: str) -> str:
     return name.replace("-", "_")
 
 
-def group(package: str, text: str | None, callback: Callable[[], None] | None = None) -> LazyGroup:
-    """Return the group of a package's modules. `text` is its help; what follows `\\b` is printed last."""
-    body, mark, examples = (text or "").partition("\b")
-    return LazyGroup(
-        package.rpartition(".")[2],
-        directory=Path(str(sys.modules[package].__file__)).parent,
-        package=package,
-        help=body,
-        epilog=mark + examples,
-        callback=callback,
-    )
+def group(package: str, callback: Callable[[], None] | None = None) -> LazyGroup:
+    """Return the group of a package's modules."""
+    directory = Path(str(sys.modules[package].__file__)).parent
+    return LazyGroup(package.rpartition(".")[2], directory=directory, package=package, callback=callback)

@@ -1,24 +1,6 @@
-"""Train a first cell on a cluster: operator, storage, image, training, diagnosis, removal.
-
-The demo uses the current context, after a question, or makes a cluster with kind where there is none. Each
-step is printed as a command. At the end it removes what it made, in the namespace trainyard-demo and outside,
-and says what it left.
-
-\b
-Examples:
-  yard demo
-  yard demo --yes --keep                    on the current context; remove it later
-  yard demo --down
-  yard demo --image REGISTRY/trainer-cpu@sha256:...
-
-\b
-Exit codes: 0 trained and removed, 1 a step failed, 2 no cluster, no kind, or no answer to the question,
-3 the cluster did not answer.
-"""
+"""Train a first cell on a cluster: operator, storage, image, training, diagnosis, removal."""
 
 import sys
-
-import click
 
 from tools.cluster import context as contexts
 from tools.cluster import demo, snapshot, steps
@@ -30,13 +12,6 @@ from tools.core.errors import UserError
 from tools.kube.kubectl import Kubectl
 
 
-@click.command(help=__doc__)
-@click.option("--context", metavar="NAME", help="The context of the kubeconfig.")
-@click.option("--kind", "new", is_flag=True, help="Make a new cluster with kind.")
-@click.option("--image", metavar="IMAGE", help="An image of trainer-cpu that the nodes can pull.")
-@click.option("--yes", is_flag=True, help="Do not ask before the current context is used.")
-@click.option("--keep", is_flag=True, help="Remove nothing at the end.")
-@click.option("--down", is_flag=True, help="Only remove what an earlier demo made.")
 def command(context: str | None, new: bool, image: str | None, yes: bool, keep: bool, down: bool) -> None:
     made = None if context or down else demo.cluster(new)
     if made is not None:

@@ -1,18 +1,4 @@
-"""Show what applying a cell would change on the current cluster.
-
-Renders the cell and runs `kubectl diff --server-side`. The API server adds its defaults and the fields of
-other owners, so a cell that is already applied shows no difference. Nothing is changed. For a cell that Flux
-has applied, use Flux's field manager.
-
-\b
-Examples:
-  yard diff overlays/p5/llama-3-1-8b
-  yard diff cpu/llama-tiny -n team-a --context staging
-  yard diff cpu/llama-tiny --field-manager kustomize-controller
-
-\b
-Exit codes: 0 no difference, 1 differences, 2 any error.
-"""
+"""Show what applying a cell would change on the current cluster."""
 
 import click
 
@@ -28,11 +14,7 @@ from tools.workload import kinds
 FIELD_MANAGER = "kubectl"  # the default of `kubectl apply --server-side`
 
 
-@click.command(help=__doc__)
-@_knobs.target
-@_knobs.options
-@click.option("-n", "--namespace", metavar="NAME", help="The namespace.")
-@click.option("--context", metavar="NAME", help="The kubeconfig's context.")
+@_knobs.knobs
 @click.option(
     "--field-manager",
     "manager",
@@ -41,7 +23,6 @@ FIELD_MANAGER = "kubectl"  # the default of `kubectl apply --server-side`
     show_default=True,
     help="The field manager that would apply it. Flux is kustomize-controller.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
     cell: str | None,
     file: str | None,
@@ -50,7 +31,7 @@ def command(
     context: str | None,
     manager: str,
     as_json: bool,
-) -> None:
+) -> int:
     manifests, kubectl = cells_knobs.rendered(cell, file, knobs), Kubectl(context, namespace)
     if submit.awaits_runtime(kubectl, manifests):
         job = kinds.job_of(manifests)
@@ -74,5 +55,4 @@ def command(
         output.line(f"{manifests.source}: " + ("differs from the cluster" if differs else "no difference"))
     if done.stderr.strip():
         output.notes(done.stderr)  # the API server's warnings
-    if differs:
-        raise click.exceptions.Exit(1)
+    return 1 if differs else 0

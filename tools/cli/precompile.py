@@ -1,17 +1,6 @@
-"""Print the job that compiles a Neuron cell's graphs before it trains.
-
-It is CELL with overlays/feature/precompile above it: the same image, nodes, configuration and command, behind
-neuron_parallel_compile. When it has ended, the cell's own job finds the graphs in the shared cache.
-
-\b
-Examples:
-  yard precompile trn1/bert-large | kubectl apply --server-side -f -
-  kubectl logs trn1-bert-large-train-graphs-worker-0 | yard job metrics -
-"""
+"""Print the job that compiles a Neuron cell's graphs before it trains."""
 
 from pathlib import Path
-
-import click
 
 from tools.cells import kustomize, locate, matrix
 from tools.core import output, repo
@@ -21,8 +10,6 @@ from tools.facts.instances import NEURON
 COMPONENT = "overlays/feature/precompile"
 
 
-@click.command(help=__doc__, short_help="print the job that compiles a Neuron cell's graphs")
-@click.argument("cell")
 def command(cell: str) -> None:
     output.block(render(locate.cell_path(cell)), raw=True)
 

@@ -1,38 +1,12 @@
-"""Check manifests by all rules before they are applied, offline.
-
-Checks rendered cells, or with -f any manifest, and answers two questions. Will it train: FAIL means that the
-job does not start, does not train as one job, loses its work or leaks a secret; CANNOT TELL means that the
-manifest does not say enough. Good practice: PASS or WARN. docs/preflight.md describes the rules.
-
-With --fix, findings that have one good value are repaired in the file, or by patches in the directory.
-
-\b
-Examples:
-  yard preflight overlays/p5/llama-3-1-8b
-  yard preflight --all
-  yard preflight -f job.yaml -v
-  yard preflight -f job.yaml --strict
-  yard preflight -f job.yaml --command "torchrun --nnodes 2 train.py"
-  yard preflight p5/llama-3-1-8b --nodes 4
-  yard preflight p5/llama-3-1-8b --cluster gpu    its machines, claims, kinds of jobs and queues
-  yard preflight -f job.yaml --proof local/proofs    its script has been proven
-  yard preflight -f job.yaml --fix
-  yard preflight overlays/p5/llama-3-1-8b-lora --base models/Llama-3.1-8B
-  kubectl kustomize overlays/cpu/llama-tiny | yard preflight -
-
-\b
-Exit codes: 0 PASS or WARN, 1 FAIL (with --strict also WARN), 2 bad input, 3 CANNOT TELL.
-"""
+"""Check manifests by all rules before they are applied, offline."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
-import click
-
 from tools.cells import knobs as cells_knobs
 from tools.cells import kustomize, locate, published
 from tools.cells.knobs import Knobs
-from tools.cli import _knobs, _preflight_fix, _start
+from tools.cli import _knobs, _preflight_fix
 from tools.cluster import fit
 from tools.cluster import spec as specs
 from tools.core import output, repo, wait
@@ -48,25 +22,7 @@ from tools.workload import kinds
 SHOWN = (State.FAIL, State.CANNOT_TELL, State.WARN, State.PASS)
 
 
-@click.command(help=__doc__)
-@click.argument("cells", nargs=-1, metavar="[CELL ...]")
-@click.option("--all", "every", is_flag=True, help="Check all cells under overlays/.")
-@click.option("-f", "--file", "files", multiple=True, metavar="FILE", help="A manifest, or - for standard input.")
-@_knobs.options
-@click.option(
-    "--base", metavar="SOURCE",
-    help="Compare the model with this config.json, directory or <organisation>/<name>@<revision>.",
-)  # fmt: skip
-@click.option("--cluster", metavar="NAME", help="Also compare with the facts of clusters/NAME.")
-@click.option(
-    "--proof", type=click.Path(path_type=Path), metavar="DIR",
-    help="Also fail for a script without a good proof in this directory, such as local/proofs.",
-)  # fmt: skip
-@click.option("--fix", is_flag=True, help="Show mechanical repairs as a diff, write them, and check again.")
-@_start.options
-@click.option("--strict", is_flag=True, help="Exit with 1 if there are warnings.")
-@click.option("-v", "--verbose", is_flag=True, help="Also print what passed.")
-@click.option("--json", "as_json", is_flag=True, help="Print all verdicts as JSON.")
+@_knobs.knobs
 def command(
     cells: tuple[str, ...],
     every: bool,
@@ -81,7 +37,7 @@ def command(
     strict: bool,
     verbose: bool,
     as_json: bool,
-) -> None:
+) -> int:
     if fix:
         if image_config or any(one is not None for one in (base, cluster, proof, words)):
             raise UserError("--fix takes no --base, --cluster, --proof, --command and --image-config")
@@ -104,9 +60,7 @@ def command(
             checked = [one.with_more(proofs.check(proof, its, how)) for one, its, how in rows]
         _print(checked, verbose, as_json)
     state = worst(one.state for one in checked)
-    code = 1 if strict and state is State.WARN else state.exit_code
-    if code:
-        raise click.exceptions.Exit(code)
+    return 1 if strict and state is State.WARN else state.exit_code
 
 
 def _print(checked: list[Evaluation], verbose: bool, as_json: bool) -> None:

@@ -1,34 +1,4 @@
-"""Prove that a training script trains on all its ranks and comes back after failures.
-
-The command is started several times on this machine, unchanged: whole, twice, killed, killed in the middle of a
-save, with SIGTERM, with an exception and a hang in one rank, and with another number of ranks. A probe in each
-rank compares what the runs do. It takes a few minutes for a small script, with --only one claim about a minute.
-
-COMMAND is what you would type: yard prove -- torchrun --nproc-per-node 2 train.py --epochs 1. A CELL or the job
-of a file starts with its own command, variables and volumes, as with `yard run`.
-
-The script runs with your rights: run only code that you trust. It sees your files and cannot change them: each
-run writes to a copy-on-write view, and the next one finds what lies in --keep. Where the machine allows no such
-view, the script runs on a copy of what git does not ignore, and a Python `open` for writing elsewhere ends the
-proof; writers in C++ are not stopped. The processes have loopback only, unless --network is given, and of your
-environment only PATH, HOME, the language, and what names caches, libraries and devices.
-
-With --submit, a CELL or the job of a file is proven in the cluster: in its own image, on its own nodes and
-volumes, as a small job of two pods that is deleted afterwards. It says the price first. What the job may write
-on its claims is a directory of the proof's own; --keep PATH names it, and the rest of the claim is only read.
-
-\b
-Examples:
-  yard prove -- torchrun --nproc-per-node 2 train.py --epochs 1
-  yard prove --only resume --keep checkpoints -- torchrun --nproc-per-node 2 train.py
-  yard prove --nproc 2 --steps 12 -- python train.py
-  yard prove cpu/llama-tiny --nodes 1
-  yard prove -f job.yaml --yes --report proof.html
-  yard prove -f job.yaml --submit -n team-a
-
-\b
-Exit codes: 0 no FAIL, 1 a FAIL (with --strict also a WARN), 2 bad input, 3 a claim of 1 to 3 or 5 is CANNOT TELL.
-"""
+"""Prove that a training script trains on all its ranks and comes back after failures."""
 
 import json
 import secrets
@@ -41,11 +11,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import click
-
 from tools.cells import knobs as cells_knobs
 from tools.cells.knobs import Knobs
 from tools.cli import _knobs
+from tools.cli._parameters import shared
 from tools.cli.job import _options
 from tools.core import output, repo
 from tools.core.errors import UserError
@@ -63,29 +32,24 @@ PROOF = "proof"
 PODS = 2  # of a proof in the cluster, where the job has as many
 
 
-@click.command(help=__doc__, short_help="prove that a training script trains and comes back")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[CELL | -- COMMAND ...]")
-@click.option("-f", "--file", metavar="FILE", help="Prove the job of FILE (- for standard input).")
-@_knobs.options
-@click.option("--steps", type=click.IntRange(2), default=30, show_default=True, help="End each run after N steps.")
-@click.option("--kill-at", type=click.IntRange(1), metavar="N", help="Kill after step N.  [default: between two saves]")
-@click.option("--resume", metavar="COMMAND", help="Restart with this command.  [default: the same]")
-@click.option("--workdir", type=click.Path(path_type=Path), help="Start the command here.  [default: .]")
-@click.option(
-    "--keep", multiple=True, metavar="PATH", help="What survives a restart.  [default: the working directory]"
-)
-@click.option("--link", multiple=True, metavar="PATH", help="Data that a copy of the directory links to.")
-@click.option("--env", multiple=True, metavar="NAME=VALUE", help="Give the command a variable.")
-@click.option("--timeout", type=click.FloatRange(1), default=300, show_default=True, help="Seconds for one run.")
-@click.option("--only", multiple=True, metavar="CLAIM", help="Prove this claim only: its name or number.")
-@click.option("--network", is_flag=True, help="Leave the network of this machine to the command.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the result as JSON.")
-@click.option("--report", "page", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a report.")
-@click.option("--strict", is_flag=True, help="Exit with 1 for a WARN too.")
-@click.option("--submit", "submitted", is_flag=True, help="Prove it in the cluster, as a small job.")
+@shared
+def wishes(
+    steps: int,
+    kill_at: int | None,
+    resume: str | None,
+    keep: tuple[str, ...],
+    link: tuple[str, ...],
+    env: tuple[str, ...],
+    timeout: float,
+    only: tuple[str, ...],
+    network: bool,
+) -> dict[str, Any]:
+    return {"options": Options(steps, kill_at, resume, keep, link, env, timeout, only, network, trials.wanted(only))}
+
+
+@_knobs.knobs
+@wishes
 @_options.cluster
-@click.option("--yes", is_flag=True, help="Start the command of a file, or a job that costs, without a question.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
     kubectl: Kubectl,
     words: tuple[str, ...],
@@ -98,11 +62,9 @@ def command(
     submitted: bool,
     yes: bool,
     as_json: bool,
-    only: tuple[str, ...],
-    **others: Any,
-) -> None:
+    options: Options,
+) -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what follows cleans up then too
-    options = Options(**others, only=only, claims=trials.wanted(only))
     if not submitted and (kubectl.namespace or kubectl.context):
         raise UserError("--namespace and --context name a cluster: --submit proves there")
     records = Path(tempfile.mkdtemp(prefix="yard-prove-"))
@@ -123,11 +85,9 @@ def command(
         output.data(asdict(kept))
     else:
         _show(result)
-    if not only:
+    if not options.only:
         output.note(f"kept: {repo.shown(proofs.write(kept))}")
-    code = claims.exit_code(result.verdicts, strict)
-    if code:
-        raise click.exceptions.Exit(code)
+    return claims.exit_code(result.verdicts, strict)
 
 
 def _subject(

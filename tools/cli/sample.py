@@ -1,24 +1,8 @@
-"""Write text from a run's checkpoint.
-
-RUN is the name of a run below local/runs, a run's directory, or a cell, with --name one of its runs. It can
-be left out when only one run exists. Without --prompt, the first of the configuration's sample.prompts is
-used.
-
-\b
-Exit codes: 0 text was written, 1 the checkpoint is damaged, 2 bad input or no checkpoint.
-Examples:
-  yard sample --prompt "def main("
-  yard sample cpu-llama-tiny-train --prompt "import " --temperature 0 --max-new-tokens 80
-  yard sample overlays/cpu/llama-tiny --prompt "class Queue" --step 200
-"""
+"""Write text from a run's checkpoint."""
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import click
 
 from tools.cells import locate
 from tools.cells.kustomize_graph import is_kustomization
@@ -27,22 +11,7 @@ from tools.core.errors import UserError
 from tools.workload import kinds
 from training.run.directory import read_json
 
-Command = Callable[..., Any]
 
-
-def which(command: Command) -> Command:
-    """Add RUN and --name for `run_directory`; the command gets `run` and `name`."""
-    named = click.option("--name", metavar="NAME", help="The run of this --name of `yard run`.")
-    return click.argument("run", required=False)(named(command))
-
-
-@click.command(help=__doc__, short_help="write text from a run's checkpoint")
-@which
-@click.option("--prompt", metavar="TEXT", help="The text to continue.")
-@click.option("--max-new-tokens", type=click.IntRange(1), metavar="N", help="Write at most N tokens.")
-@click.option("--temperature", type=click.FloatRange(0), metavar="X", help="0 always takes the most likely token.")
-@click.option("--seed", type=int, metavar="N", help="The same seed gives the same text.")
-@click.option("--step", type=click.IntRange(0), metavar="N", help="Use the checkpoint of step N instead of the newest.")
 def command(
     run: str | None,
     name: str | None,

@@ -1,34 +1,12 @@
-"""Write the model as transformers reads it, or the adapter as peft does, with its tokenizer.
-
-DIR appears as a whole or not at all. It must not exist or must be empty.
-
-\b
-Example: yard checkpoint export cpu-llama-tiny-train --to exported/llama-tiny
-Exit codes: 0 exported, 1 the export failed, 2 bad input or no checkpoint.
-"""
+"""Write the model as transformers reads it, or the adapter as peft does, with its tokenizer."""
 
 from pathlib import Path
 
-import click
-
-from tools.cli.sample import run_directory, which
+from tools.cli.sample import run_directory
 from tools.core import output
 from tools.core.own_module import answer
 
 
-@click.command(name="export", help=__doc__)
-@which
-@click.option("--to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The directory to create.")
-@click.option("--merge", is_flag=True, help="Merge the adapters into their base: one whole model.")
-@click.option("--step", type=click.IntRange(0), metavar="N", help="Export step N instead of the newest.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16"]),
-    default="float32",
-    show_default=True,
-    help="The type of the weights. Training is in float32; bfloat16 rounds.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
     run: str | None, name: str | None, to: Path, merge: bool, step: int | None, dtype: str, as_json: bool
 ) -> None:

@@ -1,24 +1,13 @@
-"""Show what one checkpoint holds and what it was trained from.
-
-\b
-Example: yard checkpoint show cpu-llama-tiny-train --step 100
-Exit codes: 0 shown, 1 the checkpoint is damaged, 2 bad input or no checkpoint.
-"""
+"""Show what one checkpoint holds and what it was trained from."""
 
 import math
 from typing import Any
 
-import click
-
 from tools.cli.checkpoint._trainer import about, size
-from tools.cli.sample import run_directory, which
+from tools.cli.sample import run_directory
 from tools.core import output
 
 
-@click.command(name="show", help=__doc__)
-@which
-@click.option("--step", type=click.IntRange(0), metavar="N", help="Show step N instead of the newest.")
-@click.option("--json", "as_json", is_flag=True, help="Print the whole manifest as JSON.")
 def command(run: str | None, name: str | None, step: int | None, as_json: bool) -> None:
     found = about("show", run_directory(run, name), step)
     if as_json:

@@ -1,85 +1,52 @@
-"""Options shared by the `yard cluster` commands."""
+"""The options that several `yard cluster` commands have."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
-import click
-
 from tools.aws.session import Session
+from tools.cli._parameters import shared
 from tools.cluster import context as contexts
-from tools.cluster import spec
+from tools.cluster import spec as specs
 from tools.cluster.cluster_env import Fact
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.kube.kubectl import Kubectl
 
-Command = Callable[..., Any]
+
+@shared
+def account(region: str | None, profile: str | None) -> dict[str, Any]:
+    return {"session": Session(region, profile)}
 
 
-def _with(command: Command, wrapper: Command) -> Command:
-    """Give `wrapper` the help and options of `command`."""
-    wrapper.__doc__ = command.__doc__
-    own = getattr(wrapper, "__click_params__", [])
-    wrapper.__click_params__ = [*getattr(command, "__click_params__", []), *own]  # type: ignore[attr-defined]
-    return wrapper
+@shared
+def cluster_and_account(cluster: str, region: str | None, profile: str | None) -> dict[str, Any]:
+    spec = specs.load(repo.project(), cluster)
+    return {"spec": spec, "session": Session(region or spec.get("AWS_REGION"), profile)}
 
 
-def account(command: Command) -> Command:
-    """Add --region and --profile; the command gets `session`."""
-
-    @click.option("--region", metavar="NAME", help="The AWS region. Default: that of the environment or profile.")
-    @click.option("--profile", metavar="NAME", help="The profile in ~/.aws.")
-    def with_session(region: str | None, profile: str | None, **options: Any) -> Any:
-        return command(session=Session(region, profile), **options)
-
-    return _with(command, with_session)
-
-
-def cluster_and_account(command: Command) -> Command:
-    """Add CLUSTER, --region and --profile; the command gets `spec` and `session`."""
-
-    @click.argument("name", metavar="CLUSTER")
-    @click.option("--region", metavar="NAME", help="The AWS region. Default: that of the cluster.")
-    @click.option("--profile", metavar="NAME", help="The profile in ~/.aws.")
-    def with_both(name: str, region: str | None, profile: str | None, **options: Any) -> Any:
-        found = spec.load(repo.project(), name)
-        return command(spec=found, session=Session(region or found.get("AWS_REGION"), profile), **options)
-
-    return _with(command, with_both)
+@shared
+def cluster_or_context(
+    cluster: str | None, context: str | None, namespace: str | None, region: str | None, profile: str | None
+) -> dict[str, Any]:
+    """Give a command `spec`, which has no directory where no CLUSTER is given, `session` and `kubectl`."""
+    if cluster and context:
+        raise UserError("CLUSTER and --context name one cluster each: give one of them")
+    return _read(cluster, context, namespace, region, profile)
 
 
-def cluster_or_context(command: Command, both: bool = False) -> Command:
-    """Add [CLUSTER], --context, --namespace, --region and --profile; `both` allows CLUSTER with --context.
-
-    The command gets `spec`, without a directory where no CLUSTER is given, `session` and `kubectl`.
-    """
-
-    @click.argument("name", metavar="[CLUSTER]", required=False)
-    @click.option("--context", metavar="NAME", help="The context of the kubeconfig. Default: the current one.")
-    @click.option(
-        "-n", "--namespace", metavar="NAME", help="The team's namespace. Default: that of CLUSTER, or of the context."
-    )
-    @click.option("--region", metavar="NAME", help="The AWS region. Default: that of the cluster.")
-    @click.option("--profile", metavar="NAME", help="The profile in ~/.aws.")
-    def with_either(
-        name: str | None,
-        context: str | None,
-        namespace: str | None,
-        region: str | None,
-        profile: str | None,
-        **options: Any,
-    ) -> Any:
-        if name and context and not both:
-            raise UserError("CLUSTER and --context name one cluster each: give one of them")
-        kubectl = Kubectl(context)
-        found = spec.load(repo.project(), name) if name else contexts.read(kubectl, namespace)
-        if name and namespace:
-            found = dataclasses.replace(found, facts={**found.facts, "TEAM_NAMESPACE": Fact(namespace)})
-        session = Session(region or found.get("AWS_REGION"), profile)
-        return command(spec=found, session=session, kubectl=kubectl, **options)
-
-    return _with(command, with_either)
+@shared
+def cluster_and_context(
+    cluster: str | None, context: str | None, namespace: str | None, region: str | None, profile: str | None
+) -> dict[str, Any]:
+    """Give a command the same. CLUSTER may be read through a --context."""
+    return _read(cluster, context, namespace, region, profile)
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+def _read(
+    cluster: str | None, context: str | None, namespace: str | None, region: str | None, profile: str | None
+) -> dict[str, Any]:
+    kubectl = Kubectl(context)
+    spec = specs.load(repo.project(), cluster) if cluster else contexts.read(kubectl, namespace)
+    if cluster and namespace:
+        spec = dataclasses.replace(spec, facts={**spec.facts, "TEAM_NAMESPACE": Fact(namespace)})
+    return {"spec": spec, "session": Session(region or spec.get("AWS_REGION"), profile), "kubectl": kubectl}

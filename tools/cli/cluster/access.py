@@ -1,19 +1,4 @@
-"""Give a role or user access to the cluster's API server with an EKS access entry.
-
-PRINCIPAL is the ARN of a role, a user, or the session of an assumed role. The default is your own. `--policy
-team` gives what jobs in a namespace need: the Role trainyard-team of base/plugins/namespace, by a Kubernetes
-group. The others are access policies of EKS; edit does not cover PyTorchJobs. Nothing is taken away: what the
-principal has besides is printed.
-
-\b
-Examples:
-  yard cluster access gpu --policy admin --dry-run
-  yard cluster access gpu arn:aws:iam::111122223333:role/team --policy team --namespace training
-
-\b
-Exit codes: 0 access exists, 1 with --dry-run: a change is needed, 2 no such cluster or principal,
-3 AWS did not answer or denied access.
-"""
+"""Give a role or user access to the cluster's API server with an EKS access entry."""
 
 import click
 
@@ -26,21 +11,10 @@ from tools.core import output
 from tools.core.errors import UserError
 
 
-@click.command(help=__doc__)
 @_options.cluster_and_account
-@click.argument("principal", required=False)
 @click.option(
     "--policy", type=click.Choice(sorted([*access.POLICIES, access.TEAM])), required=True, help="What to allow."
 )
-@click.option(
-    "--namespace",
-    "namespaces",
-    multiple=True,
-    metavar="NAME",
-    help="Limit access to this namespace. Repeatable. team needs it.",
-)
-@click.option("--dry-run", is_flag=True, help="Show the changes without making them.")
-@_options.as_json
 def command(
     spec: Spec,
     session: Session,
@@ -49,7 +23,7 @@ def command(
     namespaces: tuple[str, ...],
     dry_run: bool,
     as_json: bool,
-) -> None:
+) -> int:
     if policy == access.TEAM and not namespaces:
         raise UserError("--policy team needs --namespace", f"--namespace {spec.namespace}")
     for name in namespaces:
@@ -80,5 +54,4 @@ def command(
             output.line(f"  {line}")
         for line in others:
             output.line(f"  stays: {line}")
-    if dry_run and changes:
-        raise click.exceptions.Exit(1)
+    return 1 if dry_run and changes else 0

@@ -1,22 +1,6 @@
-"""Generate eksctl.yaml from the facts of the cluster, and refuse facts that cannot work.
-
-Types, zones, versions, reservations and prefixes are checked offline. With --verify, AWS is asked which types
-the zones offer, and which Kubernetes and add-on versions EKS offers.
-
-\b
-Examples:
-  yard cluster config gpu              write clusters/gpu/eksctl.yaml
-  yard cluster config gpu --check      fail if eksctl.yaml is out of date
-  yard cluster config gpu --verify     check zones, versions and add-ons with AWS first
-
-\b
-Exit codes: 0 success, 1 the file is out of date or AWS does not offer something, 2 a fact is wrong,
-3 AWS did not answer or denied access.
-"""
+"""Generate eksctl.yaml from the facts of the cluster, and refuse facts that cannot work."""
 
 import datetime
-
-import click
 
 from tools.aws.session import Session
 from tools.cli.cluster import _options
@@ -27,11 +11,7 @@ from tools.core.errors import UserError
 from tools.core.repo import shown
 
 
-@click.command(help=__doc__)
 @_options.cluster_and_account
-@click.option("--check", is_flag=True, help="Write nothing. Fail if the file is out of date.")
-@click.option("--verify", is_flag=True, help="Check zones, versions and add-ons with AWS.")
-@_options.as_json
 def command(spec: Spec, session: Session, check: bool, verify: bool, as_json: bool) -> None:
     remark = eksctl.support(spec, datetime.datetime.now(datetime.UTC).date())
     if remark:

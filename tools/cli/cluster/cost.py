@@ -1,20 +1,4 @@
-"""Show what a cluster costs per hour now: nodes, control plane, NAT gateways, disks and file systems.
-
-Prices are dated list prices. A resource without a known price is counted as unknown, never as free. Without
-CLUSTER, only the nodes of the current context are seen, and on EKS its control plane.
-
-\b
-Examples:
-  yard cluster cost gpu
-  yard cluster cost --context k3s
-  yard cluster cost gpu --json
-
-\b
-Exit codes: 0 all prices are known, 2 no such cluster or context, 3 a price or a part of the cluster is
-unknown, or the cluster or AWS did not answer or denied access.
-"""
-
-import click
+"""Show what a cluster costs per hour now: nodes, control plane, NAT gateways, disks and file systems."""
 
 from tools.aws.session import Session
 from tools.cli.cluster import _options
@@ -27,10 +11,8 @@ from tools.kube.kubectl import Kubectl
 UNSEEN = "the API server does not show gateways, load balancers, disks, file systems and other machines"
 
 
-@click.command(help=__doc__)
 @_options.cluster_or_context
-@_options.as_json
-def command(spec: Spec, session: Session, kubectl: Kubectl, as_json: bool) -> None:
+def command(spec: Spec, session: Session, kubectl: Kubectl, as_json: bool) -> int:
     if spec.context is None:
         ours, left = inventory.survey(session, spec)
         found = [*ours, *inventory.gateways(session, spec), *left]
@@ -52,8 +34,7 @@ def command(spec: Spec, session: Session, kubectl: Kubectl, as_json: bool) -> No
         output.note(f"list prices: instances {dates['machines']}; others {dates['other']}; yours may differ")
     if unseen:
         output.note(f"CANNOT TELL what else costs: {unseen}; yard cluster cost CLUSTER asks AWS")
-    if unknown or unseen:
-        raise click.exceptions.Exit(3)
+    return 3 if unknown or unseen else 0
 
 
 def words(price: float | None) -> str:

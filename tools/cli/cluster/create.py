@@ -1,16 +1,4 @@
-"""Create a cluster with eksctl from its eksctl.yaml, or continue where an earlier run stopped.
-
-\b
-Examples:
-  yard cluster create cpu-demo --dry-run     print the commands
-  yard cluster create cpu-demo
-
-\b
-Exit codes: 0 AWS reports the cluster complete, 1 eksctl failed or the cluster is incomplete,
-2 a fact or eksctl is missing, 3 AWS did not answer or denied access.
-"""
-
-import click
+"""Create a cluster with eksctl from its eksctl.yaml, or continue where an earlier run stopped."""
 
 from tools.aws import principals
 from tools.aws.session import Session
@@ -22,10 +10,7 @@ from tools.core.errors import UserError
 from tools.core.repo import shown
 
 
-@click.command(help=__doc__)
 @_options.cluster_and_account
-@click.option("--dry-run", is_flag=True, help="Print the commands without running them.")
-@_options.as_json
 def command(spec: Spec, session: Session, dry_run: bool, as_json: bool) -> None:
     if spec.adopted:
         hint = f"use yard cluster adopt {spec.title}"

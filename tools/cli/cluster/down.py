@@ -1,20 +1,4 @@
-"""Delete a cluster: what has the tag trainyard/cluster=REGION/NAME and is provably of this cluster.
-
-The proof is membership in the cluster, its VPC or its stacks, or a name that tagging cannot change. The
-resources to delete and to keep are listed with their prices before you are asked to confirm, and each is read
-again right before it is deleted. File systems and volumes are kept and listed with the command that deletes
-them. Repeat an interrupted run to continue it. An adopted cluster keeps its control plane and nodes.
-
-\b
-Examples:
-  yard cluster down cpu-demo
-  yard cluster down cpu-demo --dry-run
-  yard cluster down cpu-demo --yes --expect 11    as many as --dry-run listed
-
-\b
-Exit codes: 0 everything is deleted, 1 something is not deleted, the list has changed, or with --dry-run:
-something would be deleted, 2 not confirmed, 3 AWS did not answer or denied access.
-"""
+"""Delete a cluster: what has the tag trainyard/cluster=REGION/NAME and is provably of this cluster."""
 
 import click
 
@@ -27,13 +11,8 @@ from tools.core import output
 from tools.core.errors import UserError
 
 
-@click.command(help=__doc__)
 @_options.cluster_and_account
-@click.option("--dry-run", is_flag=True, help="List the resources without deleting them.")
-@click.option("--yes", is_flag=True, help="Delete without confirmation. Needs --expect.")
-@click.option("--expect", type=click.IntRange(0), metavar="N", help="With --yes: the number of resources to delete.")
-@_options.as_json
-def command(spec: Spec, session: Session, dry_run: bool, yes: bool, expect: int | None, as_json: bool) -> None:
+def command(spec: Spec, session: Session, dry_run: bool, yes: bool, expect: int | None, as_json: bool) -> int:
     if expect is not None and not yes:
         raise UserError("--expect needs --yes")
     ours, left = inventory.survey(session, spec)
@@ -46,7 +25,7 @@ def command(spec: Spec, session: Session, dry_run: bool, yes: bool, expect: int 
         _show(spec, account, session.region, ours, left)
     if dry_run or not ours:
         _tell(ours, left, False, as_json)
-        raise click.exceptions.Exit(1 if ours or staying else 0)
+        return 1 if ours or staying else 0
     held = [one.id for one in left if one.kind == inventory.HOLDS]
     if held:
         message = f"nothing was deleted: the cluster has node groups without our tag: {', '.join(held)}"
@@ -71,6 +50,7 @@ def command(spec: Spec, session: Session, dry_run: bool, yes: bool, expect: int 
     if not as_json:
         gone = output.count(len(ours), "resource")
         output.line(f"{spec.name}: {gone} deleted; nothing that is provably ours is left")
+    return 0
 
 
 def _plan(spec: Spec, session: Session) -> tuple[list[inventory.Resource], list[inventory.Resource]]:

@@ -1,28 +1,6 @@
-"""Write clusters/NAME from what a cluster shows, or add to it what is new.
-
-Read are the nodes (types, devices, zones), storage classes, claims, kinds of jobs, operators with their
-versions, and queues of the current context or of --context. With --eks or --hyperpod AWS is asked too, for
-names, VPC, subnets, security groups, file system, roles and groups of nodes; a context of the kubeconfig that
-leads to that cluster is then read as well. What you may not see is said and never guessed. If the directory
-exists, the command shows the difference and writes it with --yes; facts, comments and parts of the platform
-that are there stay.
-
-\b
-Examples:
-  yard cluster init lab                                  from the current context
-  yard cluster init lab --context k3s -n team-a
-  yard cluster init gpu --eks gpu --region us-west-2
-  yard cluster init gpu-hyperpod --hyperpod ml-cluster --yes
-
-\b
-Exit codes: 0 written or up to date, 1 the directory exists and differs, 2 no such context or cluster,
-3 the cluster or AWS did not answer or denied access.
-"""
-
-import click
+"""Write clusters/NAME from what a cluster shows, or add to it what is new."""
 
 from tools.aws.session import Session
-from tools.cli.cluster import _options
 from tools.cluster import cluster_directory, observe
 from tools.cluster import spec as specs
 from tools.cluster.cluster_env import FILE
@@ -32,16 +10,6 @@ from tools.core import output, repo
 from tools.core.errors import UserError
 
 
-@click.command(help=__doc__)
-@click.argument("name", metavar="NAME")
-@click.option("--context", metavar="NAME", help="The context of the kubeconfig.")
-@click.option("--eks", metavar="NAME", help="The EKS cluster NAME.")
-@click.option("--hyperpod", metavar="NAME", help="The HyperPod cluster NAME and its EKS cluster.")
-@click.option("-n", "--namespace", metavar="NAME", help="The team's namespace.")
-@click.option("--region", metavar="NAME", help="The AWS region.")
-@click.option("--profile", metavar="NAME", help="The profile in ~/.aws.")
-@click.option("--yes", is_flag=True, help="Write the difference to a directory that exists.")
-@_options.as_json
 def command(
     name: str,
     context: str | None,

@@ -1,25 +1,7 @@
-"""Show the nodes of a cluster: readiness, type, zone, use of devices, EFA and pods, health.
-
-On HyperPod, deep health checks run when instances are created or updated, if the cluster enables them, and on
-demand: aws sagemaker start-cluster-health-check. A node takes no pods while they run.
-
-\b
-Examples:
-  yard cluster nodes
-  yard cluster nodes --context gpu --json
-  yard cluster nodes --save evidence/        save the snapshot
-  yard cluster nodes --from evidence/        read a saved snapshot
-
-\b
-Exit codes: 0 all nodes are healthy, 1 a node has a problem or there are no nodes, 2 no such context or
-snapshot, 3 the cluster did not answer or denied access.
-"""
+"""Show the nodes of a cluster: readiness, type, zone, use of devices, EFA and pods, health."""
 
 from pathlib import Path
 
-import click
-
-from tools.cli.cluster import _options
 from tools.cluster import nodes, snapshot
 from tools.core import output
 from tools.core.errors import UserError
@@ -28,12 +10,7 @@ from tools.kube.kubectl import Kubectl
 HEADS = ("node", "ready", "instance", "zone", "devices", "efa", "pods", "health")
 
 
-@click.command(help=__doc__)
-@click.option("--context", metavar="NAME", help="The context of the kubeconfig.")
-@click.option("--from", "recorded", type=click.Path(path_type=Path), metavar="DIR", help="Read a saved snapshot.")
-@click.option("--save", "keep", type=click.Path(path_type=Path), metavar="DIR", help="Save the snapshot.")
-@_options.as_json
-def command(context: str | None, recorded: Path | None, keep: Path | None, as_json: bool) -> None:
+def command(context: str | None, recorded: Path | None, keep: Path | None, as_json: bool) -> int:
     found = snapshot.load(recorded) if recorded else snapshot.collect(Kubectl(context), kinds=("nodes", "pods"))
     if keep:
         found.save(keep)
@@ -46,8 +23,7 @@ def command(context: str | None, recorded: Path | None, keep: Path | None, as_js
         _show(rows, "pods" in found.unseen)
     if not rows:
         raise UserError("the cluster has no nodes", "yard cluster scale CLUSTER GROUP N", 1)
-    if any(one.troubles or not one.ready for one in rows):
-        raise click.exceptions.Exit(1)
+    return 1 if any(one.troubles or not one.ready for one in rows) else 0
 
 
 def _show(rows: list[nodes.Node], hidden: bool) -> None:

@@ -1,16 +1,4 @@
-"""Set the number of nodes of a node group, within the limits of cluster.env.
-
-\b
-Examples:
-  yard cluster scale gpu g5 4 --dry-run
-  yard cluster scale gpu g5 0
-
-\b
-Exit codes: 0 success, 1 with --dry-run: a change is needed, 2 no such group, or outside the limits,
-3 AWS did not answer or denied access.
-"""
-
-import click
+"""Set the number of nodes of a node group, within the limits of cluster.env."""
 
 from tools.aws.session import Session
 from tools.cli.cluster import _options
@@ -21,13 +9,8 @@ from tools.core.errors import UserError
 from tools.core.repo import did_you_mean
 
 
-@click.command(help=__doc__)
 @_options.cluster_and_account
-@click.argument("group")
-@click.argument("count", type=click.IntRange(0, 9999))
-@click.option("--dry-run", is_flag=True, help="Show the changes without making them.")
-@_options.as_json
-def command(spec: Spec, session: Session, group: str, count: int, dry_run: bool, as_json: bool) -> None:
+def command(spec: Spec, session: Session, group: str, count: int, dry_run: bool, as_json: bool) -> int:
     known = {one.name: one for one in spec.groups}
     if group not in known:
         hint = did_you_mean(group, known) or f"groups: {', '.join(known) or 'none'}"
@@ -54,5 +37,4 @@ def command(spec: Spec, session: Session, group: str, count: int, dry_run: bool,
     if as_json:
         hourly = None if price is None else round(price * count, 4)
         output.data({"group": group, "changes": lines, "applied": bool(lines) and not dry_run, "usd_per_hour": hourly})
-    if dry_run and lines:
-        raise click.exceptions.Exit(1)
+    return 1 if dry_run and lines else 0

@@ -1,15 +1,4 @@
-"""Show the AWS identity in use: account, role or user, region; or why there is none.
-
-\b
-Examples:
-  yard cluster whoami
-  yard cluster whoami --profile training --region us-east-2
-
-\b
-Exit codes: 0 success, 2 no region is set, 3 no valid credentials, or AWS did not answer.
-"""
-
-import click
+"""Show the AWS identity in use: account, role or user, region; or why there is none."""
 
 from tools.aws import principals
 from tools.aws.session import Session
@@ -17,9 +6,7 @@ from tools.cli.cluster import _options
 from tools.core import output
 
 
-@click.command(help=__doc__)
 @_options.account
-@_options.as_json
 def command(session: Session, as_json: bool) -> None:
     identity = session.identity()
     who = principals.resolve(session, identity["arn"])

@@ -1,17 +1,4 @@
-"""List the zones that offer an instance type, those with the most free subnet addresses first.
-
-The letter of a zone differs between accounts, its id does not. Both are printed.
-
-\b
-Examples:
-  yard cluster zones p5.48xlarge --region us-west-2
-  yard cluster zones trn1.32xlarge --vpc vpc-0123456789abcdef0
-
-\b
-Exit codes: 0 at least one zone, 1 none, 2 unknown type, 3 AWS did not answer or denied access.
-"""
-
-import click
+"""List the zones that offer an instance type, those with the most free subnet addresses first."""
 
 from tools.aws.session import Session
 from tools.cli.cluster import _options
@@ -21,11 +8,7 @@ from tools.core.errors import UserError
 from tools.facts.instances import instance
 
 
-@click.command(help=__doc__)
-@click.argument("kind", metavar="TYPE")
-@click.option("--vpc", metavar="ID", help="Count free addresses in this VPC. Default: in all.")
 @_options.account
-@_options.as_json
 def command(kind: str, vpc: str | None, session: Session, as_json: bool) -> None:
     name = instance(kind).name
     there = offers.offering(session, name)

@@ -1,19 +1,10 @@
-"""Print documents, tokens, lengths and packing waste of datasets.
-
-Without DATASET, all datasets under local/data are inspected.
-
-\b
-Example: yard data inspect --sequence-length 4096
-Exit codes: 0 inspected, 2 bad input or no dataset.
-"""
+"""Print documents, tokens, lengths and packing waste of datasets."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from tools.cli.data._datasets import chosen, data_errors
 from tools.core import output, repo
@@ -24,10 +15,6 @@ if TYPE_CHECKING:
 WIDTH = 40  # characters of the longest bar
 
 
-@click.command(name="inspect", help=__doc__)
-@click.argument("datasets", nargs=-1, metavar="[DATASET...]", type=click.Path(path_type=Path))
-@click.option("--sequence-length", type=click.IntRange(1), help="Tokens per sample.  [default: 1024]")
-@click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 def command(datasets: tuple[Path, ...], sequence_length: int | None, as_json: bool) -> None:
     from training.data.inspection import inspect
 

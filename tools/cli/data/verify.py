@@ -1,34 +1,21 @@
-"""Check every file's size and digest.
-
-Without DATASET, all datasets under local/data are checked.
-
-\b
-Example: yard data verify
-Exit codes: 0 all are whole, 1 one is damaged, 2 bad input or no dataset.
-"""
+"""Check every file's size and digest."""
 
 from pathlib import Path
 from typing import Any
-
-import click
 
 from tools.cli.data._datasets import chosen
 from tools.core import output, repo
 from tools.core.verdict import State, Verdict
 
 
-@click.command(name="verify", help=__doc__)
-@click.argument("datasets", nargs=-1, metavar="[DATASET...]", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
-def command(datasets: tuple[Path, ...], as_json: bool) -> None:
+def command(datasets: tuple[Path, ...], as_json: bool) -> int:
     verdicts = [_verdict(path) for path in chosen(datasets)]
     if as_json:
         output.data([verdict.as_dict() for verdict in verdicts])
     else:
         for verdict in verdicts:
             output.verdict(verdict)
-    if any(verdict.state is State.FAIL for verdict in verdicts):
-        raise click.exceptions.Exit(State.FAIL.exit_code)
+    return State.FAIL.exit_code if any(verdict.state is State.FAIL for verdict in verdicts) else 0
 
 
 def _verdict(path: Path) -> Verdict:

@@ -1,7 +1,6 @@
 """Options that several commands of `yard image` share."""
 
 from collections.abc import Sequence
-from typing import NoReturn
 
 import click
 
@@ -13,14 +12,6 @@ from tools.image import registry, smoke, tags
 from tools.image.build import NAMESPACE, load_record
 from tools.image.engine import Engine
 
-CONTEXT = click.option(
-    "--context", "root", metavar="DIR", help="The directory that is sent to the engine (default: WHAT's)."
-)
-BUILD_ARG = click.option(
-    "--build-arg", "given", multiple=True, metavar="NAME=VALUE", help="A build argument, as in docker build."
-)
-
-OFFLINE = click.option("--offline", is_flag=True, help="Do not use the transparency log.")
 TAG_FROM = click.option("--tag-from", type=click.Choice(tags.POLICIES), help="Where the tag comes from.")
 
 
@@ -70,6 +61,6 @@ def run_tests(image: str, level: str, modules: tuple[str, ...], quiet: bool) -> 
     return found
 
 
-def exit_with(verdicts: list[Verdict]) -> NoReturn:
-    """End with the exit code of the worst verdict."""
-    raise click.exceptions.Exit(worst(verdict.state for verdict in verdicts).exit_code)
+def exit_code(verdicts: list[Verdict]) -> int:
+    """Return the exit code of the worst verdict."""
+    return worst(verdict.state for verdict in verdicts).exit_code

@@ -1,38 +1,4 @@
-"""Build an image with the Docker engine.
-
-WHAT is an image under images/, a directory with a Dockerfile, or a Dockerfile. A build succeeds if the
-engine has the image under its name. A failed build ends in one cause with its line and a fix. After a
-network failure the build is tried again, three times in all.
-
-Files in local/images tell what was built: <name>.json has size, layers, commit and duration, <name>.log the
-output with secrets masked, <name>.cdx.json the packages (an SBOM, CycloneDX), <name>.slsa.json how it was
-built (a provenance, SLSA).
-
-The steps run in this order, each after the success of the one before: --fix repairs what `yard image check`
-finds, in a copy of your files; the build; --test, after which --fix adds missing modules and builds again;
---push, which ends with the digest at the registry.
-
---remote builds and pushes on AWS CodeBuild. The context, filtered by .dockerignore, is uploaded as a zip. A
-project and a role for the repository are created if missing. Phases and log lines are printed. Ctrl-C stops
-the build. --cleanup removes everything that was created for the repository's builds: with --remote after
-the build, without it at once.
-
-The default tag is trainyard's version, which cells name.
-
-\b
-Examples:
-  yard image build trainer-cpu
-  yard image build trainer-cpu --build-arg BASE=my-registry/python:3.12@sha256:...
-  yard image build . --fix --test standard
-  yard image build . --repository registry.example.com/team/train --tag-from describe --test full --push
-  yard image build trainer-cuda --remote --tag-from sha \\
-    --repository 123456789012.dkr.ecr.us-east-1.amazonaws.com/team/trainer-cuda
-  yard image build trainer-cuda --cleanup \\
-    --repository 123456789012.dkr.ecr.us-east-1.amazonaws.com/team/trainer-cuda
-
-\b
-Exit codes: 0 built, 1 not built or a test failed, 2 bad input, 3 the engine or AWS does not answer.
-"""
+"""Build an image with the Docker engine."""
 
 import re
 from dataclasses import asdict, dataclass, field, replace
@@ -41,7 +7,7 @@ import click
 
 from tools import __version__
 from tools.aws.session import Session
-from tools.cli.image._options import BUILD_ARG, CONTEXT, TAG_FROM, arguments, exit_with, run_tests
+from tools.cli.image._options import TAG_FROM, arguments, exit_code, run_tests
 from tools.core import output, repo
 from tools.core.verdict import State, Verdict
 from tools.image import build, codebuild, evidence, push, registry, remote_build, smoke, tags
@@ -64,30 +30,8 @@ class Outcome:
     pushed: dict[str, str] = field(default_factory=dict)
 
 
-@click.command(help=__doc__, short_help="build an image with the Docker engine")
-@click.argument("what", metavar="WHAT")
-@CONTEXT
-@BUILD_ARG
-@click.option("--secret", "secrets", multiple=True, metavar="SPEC", help="A secret, as in docker build (BuildKit).")
-@click.option("--repository", metavar="NAME", help="The image's name without a tag (localhost/trainyard/NAME).")
 @TAG_FROM
-@click.option("--platform", metavar="OS/ARCH", help="The nodes' platform (linux/amd64).")
-@click.option(
-    "--context-limit",
-    type=click.FloatRange(min=0, min_open=True),
-    default=2.0,
-    metavar="GIB",
-    help="Refuse a larger context (2).",
-)
-@click.option("--fix", "repairs", is_flag=True, help="Repair a copy of the files, and build that.")
 @click.option("--test", "level", type=click.Choice(smoke.LEVELS), help="Then test it, up to this level.")
-@click.option(
-    "--module", "modules", multiple=True, metavar="NAME", help="With --test: import these, not the trainer's."
-)
-@click.option("--push", "pushes", is_flag=True, help="Then push it, if every test passed.")
-@click.option("--remote", is_flag=True, help="Build and push on AWS CodeBuild.")
-@click.option("--cleanup", is_flag=True, help="Remove what --remote created for the repository.")
-@click.option("--json", "as_json", is_flag=True, help="Print the record, or the cause, as JSON.")
 def command(
     what: str,
     root: str | None,
@@ -104,7 +48,7 @@ def command(
     remote: bool,
     cleanup: bool,
     as_json: bool,
-) -> None:
+) -> int:
     if modules and not level:
         raise click.UsageError("--module needs --test")
     if cleanup and not remote and (pushes or level or repairs):
@@ -122,7 +66,7 @@ def command(
     target = find(what, root)
     if cleanup and not remote:
         _clean(str(repository), as_json)
-        return
+        return 0
     tag = tags.tag(tag_from, target.context) if tag_from else __version__
     request = build.Request(
         target=target,
@@ -135,11 +79,11 @@ def command(
     try:
         if remote:
             _build_remotely(request, cleanup, as_json)
-            return
+            return 0
         outcome = _build(request, level, modules, repairs, as_json)
     except build.BuildFailed as problem:
         failed(problem, as_json)
-        raise click.exceptions.Exit(1) from None
+        return 1
     passed = all(verdict.state is State.PASS for verdict in outcome.tested)
     if pushes and passed:
         outcome.pushed = _push(request, outcome.record, as_json)
@@ -147,7 +91,7 @@ def command(
         output.data(_as_data(outcome))
     elif pushes and not passed:
         output.error("not pushed, because a test did not pass")
-    exit_with(outcome.tested)
+    return exit_code(outcome.tested)
 
 
 def _build(request: build.Request, level: str | None, modules: tuple[str, ...], repairs: bool, quiet: bool) -> Outcome:

@@ -1,39 +1,12 @@
-"""Check a Dockerfile before it is built: matching versions, pins, secrets, user, signals.
+"""Check a Dockerfile before it is built: matching versions, pins, secrets, user, signals."""
 
-WHAT is an image under images/, a directory with a Dockerfile, or a Dockerfile. Each verdict names its line
-and a fix. FAIL means that the image does not build, start or train, or leaks a secret. WARN is about good
-practice. If the file does not say enough, the verdict is CANNOT TELL. hadolint checks the syntax, the shell
-form and what it calls errors; its other findings are remarks and do not count.
-
-\b
-Examples:
-  yard image check trainer-cuda
-  yard image check . --for p5.48xlarge --driver 570
-  yard image check docker/Dockerfile --context . --build-arg BASE=python:3.12-slim -v
-  yard image check . --strict
-
-\b
-Exit codes: 0 PASS or WARN, 1 FAIL (with --strict also WARN), 2 bad input, 3 CANNOT TELL.
-"""
-
-import click
-
-from tools.cli.image._options import BUILD_ARG, CONTEXT, arguments
+from tools.cli.image._options import arguments
 from tools.core import output, repo
 from tools.core.verdict import State
 from tools.facts.instances import instance
 from tools.image.rules.evaluate import Result, Target, evaluate, find, rules, subject
 
 
-@click.command(help=__doc__, short_help="check a Dockerfile before it is built")
-@click.argument("what", metavar="WHAT")
-@CONTEXT
-@BUILD_ARG
-@click.option("--for", "machine", metavar="TYPE", help="The instance type that the image runs on.")
-@click.option("--driver", type=click.IntRange(1), metavar="N", help="Major version of the nodes' NVIDIA driver.")
-@click.option("--strict", is_flag=True, help="Exit with 1 if there are warnings.")
-@click.option("-v", "--verbose", is_flag=True, help="Also print what passed, and hadolint's remarks.")
-@click.option("--json", "as_json", is_flag=True, help="Print all verdicts as JSON.")
 def command(
     what: str,
     root: str | None,
@@ -43,7 +16,7 @@ def command(
     strict: bool,
     verbose: bool,
     as_json: bool,
-) -> None:
+) -> int:
     kind = instance(machine) if machine else None
     target = find(what, root)
     result = evaluate(subject(target, arguments(given), kind, driver))
@@ -51,7 +24,7 @@ def command(
         output.data(_as_data(result))
     else:
         _show(result, target, verbose)
-    raise click.exceptions.Exit(1 if strict and result.state is State.WARN else result.state.exit_code)
+    return 1 if strict and result.state is State.WARN else result.state.exit_code
 
 
 def _show(result: Result, target: Target, verbose: bool) -> None:

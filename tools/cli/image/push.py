@@ -1,17 +1,4 @@
-"""Push an image to a registry, and read its digest back.
-
-NAME is an image under images/ (the last build), or any image of the engine with its tag. A missing
-repository of Amazon ECR is created, and docker is logged in with the current AWS identity; every other
-registry is used with docker's own login. A tag of another image is never overwritten.
-
-\b
-Examples:
-  yard image push trainer-cpu --to 123456789012.dkr.ecr.us-east-1.amazonaws.com/team/trainer-cpu:1.2.0
-  yard image push trainer-cpu --to registry.example.com/team/trainer-cpu --tag-from describe --pin
-
-\b
-Exit codes: 0 pushed, 1 not pushed, 2 bad name, 3 the engine, registry or AWS does not answer.
-"""
+"""Push an image to a registry, and read its digest back."""
 
 import click
 
@@ -21,12 +8,7 @@ from tools.image import pin, push, registry, tags
 from tools.image.engine import Engine
 
 
-@click.command(help=__doc__, short_help="push an image and read its digest back")
-@click.argument("name", metavar="NAME")
-@click.option("--to", "target", required=True, metavar="REPOSITORY[:TAG]", help="Where to push the image.")
 @TAG_FROM
-@click.option("--pin", "pins", is_flag=True, help="Then write the digest into overlays/images.")
-@click.option("--json", "as_json", is_flag=True, help="Print repository, tag and digest as JSON.")
 def command(name: str, target: str, tag_from: str | None, pins: bool, as_json: bool) -> None:
     local = local_name(name)
     repository, tag = registry.split(target)

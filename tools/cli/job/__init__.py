@@ -1,14 +1,4 @@
-"""Submit a job to a cluster, watch it, and find out why it does not train.
-
-\b
-Examples:
-  yard job why cpu-llama-tiny-train
-  yard job why overlays/p5/llama-3-1-8b -n team-a --context staging
-
-\b
-JOB is a job's name, KIND/NAME such as jobset/x, or a cell.
-It may be omitted if the namespace has only one job.
-"""
+"""Submit a job to a cluster, watch it, and find out why it does not train."""
 
 import io
 import sys
@@ -22,4 +12,4 @@ def _replace_unknown_characters() -> None:
             stream.reconfigure(errors="replace")
 
 
-command = group(__name__, __doc__, _replace_unknown_characters)
+command = group(__name__, _replace_unknown_characters)

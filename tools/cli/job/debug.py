@@ -1,23 +1,6 @@
-"""Check the path to the job's rendezvous hop by hop: names and ports, from its own pods.
-
-First the command checks what the API server describes: the pod where all ranks meet, its Service, the
-endpoints and the NetworkPolicies. Then it checks the cluster's DNS, the host's name and its port from each
-running pod. --ephemeral adds a container to pods whose own container crashes too early; that container ends
-by itself and stays in the pod's list.
-
-\b
-Examples:
-  yard job debug cpu-llama-tiny-train
-  yard job debug --ephemeral -n team-a
-  yard job debug --json
-
-\b
-Exit codes: 0 every hop passes, 1 one fails, 3 one is unknown.
-"""
+"""Check the path to the job's rendezvous hop by hop: names and ports, from its own pods."""
 
 import itertools
-
-import click
 
 from tools.cli.job import _options
 from tools.core import output
@@ -27,12 +10,8 @@ from tools.job.snapshot import collect
 from tools.kube.kubectl import Kubectl
 
 
-@click.command(help=__doc__, short_help="check the rendezvous hop by hop from the pods")
-@_options.job
 @_options.cluster
-@click.option("--ephemeral", is_flag=True, help="Add a container to pods whose own is not running.")
-@_options.as_json
-def command(kubectl: Kubectl, job: str | None, ephemeral: bool, as_json: bool) -> None:
+def command(kubectl: Kubectl, job: str | None, ephemeral: bool, as_json: bool) -> int:
     here, seen = collect.find(kubectl, job, logs=False, run=False)
     rendezvous_check.rendezvous(seen)  # an error comes before the first line
     if not as_json:
@@ -54,7 +33,7 @@ def command(kubectl: Kubectl, job: str | None, ephemeral: bool, as_json: bool) -
     if as_json:
         found = [hop.as_dict() for hop in hops]
         output.data({"job": seen.name, "uid": seen.uid, "verdict": state.value, "hops": found})
-    raise click.exceptions.Exit(state.exit_code)
+    return state.exit_code
 
 
 def _show(hop: Verdict, as_json: bool) -> None:

@@ -1,19 +1,7 @@
-"""Run a command in the pod of a rank, as `kubectl exec` does, without looking up the pod.
-
-\b
-Examples:
-  yard job exec cpu-llama-tiny-train -- ls -l /shared/runs
-  yard job exec cpu-llama-tiny-train --rank 3 -- py-spy dump --pid 12
-  yard job exec cpu-llama-tiny-train --pod 1 -- sh
-
-\b
-Exit codes: the command's; 3 if the pod of the rank is unknown.
-"""
+"""Run a command in the pod of a rank, as `kubectl exec` does, without looking up the pod."""
 
 import os
 import sys
-
-import click
 
 from tools.cli.job import _options
 from tools.core import output
@@ -25,16 +13,10 @@ from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.kubectl import Kubectl, missing
 
 
-@click.command(help=__doc__, short_help="run a command in the pod of a rank")
-@click.argument("job", metavar="JOB|CELL")
-@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND ...")
 @_options.cluster
-@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="The rank; default 0.")
-@click.option("--pod", "wanted", metavar="N|NAME", help="The pod's number or name instead: 1, worker-1.")
-@click.option("--json", "as_json", is_flag=True, help="Print the pod, the exit code and the output as JSON.")
 def command(
     kubectl: Kubectl, job: str, words: tuple[str, ...], rank: int | None, wanted: str | None, as_json: bool
-) -> None:
+) -> int:
     if rank is not None and wanted is not None:
         raise UserError("--rank and --pod both name a pod: give one of them")
     here, seen = collect.find(kubectl, job, logs=wanted is None, run=wanted is None)
@@ -44,7 +26,7 @@ def command(
         done = here.run("exec", container, names=[pod.name], command=words, seconds=None)
         answer = {"pod": pod.name, "code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
         output.data(answer)
-        raise click.exceptions.Exit(done.returncode)
+        return done.returncode
     terminal = ["--stdin", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
     program = here.words("exec", container, *terminal, names=[pod.name], command=words)
     try:

@@ -1,22 +1,6 @@
-"""List the jobs of a namespace or of all namespaces: kind, state, pods, age and UID.
-
-The kinds are PyTorchJob, TrainJob, HyperPodPyTorchJob, Volcano's Job, JobSet, and batch Jobs that start a
-training, also inside an AppWrapper. A job that is a part of another one is not listed, such as the JobSet of
-a TrainJob. The state of a job whose kind is not read, such as a RayJob, is CANNOT TELL.
-
-\b
-Examples:
-  yard job list
-  yard job list -A
-  yard job list -n team-a --json
-
-\b
-Exit codes: 0 listed, also if there is no job, 3 the cluster or a kind could not be read.
-"""
+"""List the jobs of a namespace or of all namespaces: kind, state, pods, age and UID."""
 
 from datetime import UTC, datetime
-
-import click
 
 from tools.cli.job import _options
 from tools.core import output
@@ -28,11 +12,8 @@ from tools.kube.kubectl import CANNOT_SEE, Kubectl
 from tools.kube.manifests import Object
 
 
-@click.command(name="list", help=__doc__, short_help="the jobs of a namespace")
 @_options.cluster
-@click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="List the jobs of all namespaces.")
-@_options.as_json
-def command(kubectl: Kubectl, everywhere: bool, as_json: bool) -> None:
+def command(kubectl: Kubectl, everywhere: bool, as_json: bool) -> int:
     seen = lookup.jobs(kubectl, everywhere)
     rows = [_row(job) for job in seen.topmost]
     rows += [_facts(item, item, str(item["kind"]), "CANNOT TELL", "-") for item in seen.unread]
@@ -45,8 +26,7 @@ def command(kubectl: Kubectl, everywhere: bool, as_json: bool) -> None:
         output.table([list(rows[0]), *(list(map(str, row.values())) for row in rows)], indent="")
     for kind, reason in seen.unseen.items():
         output.note(f"not seen: {kind}: {reason}")
-    if seen.hidden:
-        raise click.exceptions.Exit(CANNOT_SEE)
+    return CANNOT_SEE if seen.hidden else 0
 
 
 def _row(job: LiveJob) -> Object:

@@ -1,21 +1,4 @@
-"""Print the logs of a job's pods, merged by time, each line with its pod.
-
---first-failure prints only the lines around the first failure that is not a consequence of another one.
---volume prints the log that a rank has written into the run directory: it outlives the pod.
-Secrets are shown as ***; --no-mask prints the lines as they are.
-
-\b
-Examples:
-  yard job logs cpu-llama-tiny-train
-  yard job logs --rank 3 --follow
-  yard job logs --first-failure
-  yard job logs --previous --since 10m --grep 'loss|error'
-  yard job logs --rank 1 --volume --tail 50
-  yard job logs --follow --json | jq -r 'select(.rank == 0).text'
-
-\b
-Exit codes: 0 printed, 1 no failure found (--first-failure), 3 a log could not be read.
-"""
+"""Print the logs of a job's pods, merged by time, each line with its pod."""
 
 import re
 from collections.abc import Iterable
@@ -44,19 +27,7 @@ class Form:
     raw: bool
 
 
-@click.command(help=__doc__, short_help="the logs of all ranks, or of one")
-@_options.job
 @_options.cluster
-@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only the pod of this rank.")
-@click.option("-f", "--follow", is_flag=True, help="Continue to print new lines.")
-@click.option("-p", "--previous", is_flag=True, help="The logs from before the last restart.")
-@click.option("--since", metavar="TIME", help="Only lines newer than 30s, 5m or 2h.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each log.")
-@click.option("--grep", metavar="REGEX", help="Only lines that match.")
-@click.option("--first-failure", is_flag=True, help="Only the lines around the first failure.")
-@click.option("--volume", is_flag=True, help="The rank's own log in the run directory (with --rank).")
-@click.option("--no-mask", "raw", is_flag=True, help="Also print what looks like a secret.")
-@click.option("--json", "as_json", is_flag=True, help="Print each line as JSON: time, pod, rank, text.")
 def command(
     kubectl: Kubectl,
     job: str | None,

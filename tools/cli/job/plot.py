@@ -1,17 +1,4 @@
-"""Plot loss and speed over steps, for one run or several over each other, in the terminal or as SVG.
-
-SOURCE is a job, a cell, a run directory, a log file, or - for standard input. A vertical line is a restart.
-
-\b
-Examples:
-  yard job plot cpu-llama-tiny-train
-  yard job plot local/runs/before local/runs/after --svg loss.svg
-  yard job plot train.log --key loss
-  yard job plot cpu-llama-tiny-train --json
-
-\b
-Exit codes: 0 plotted, 3 nothing to plot.
-"""
+"""Plot loss and speed over steps, for one run or several over each other, in the terminal or as SVG."""
 
 import shutil
 from pathlib import Path
@@ -29,12 +16,8 @@ from tools.kube.kubectl import Kubectl
 WIDEST = 110  # columns of a chart
 
 
-@click.command(help=__doc__, short_help="loss and speed as curves")
-@click.argument("source", nargs=-1, metavar="[SOURCE ...]")
 @_options.cluster
 @click.option("--key", "keys", multiple=True, type=click.Choice(list(plot.LABELS)), help="Only these curves.")
-@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write an SVG.")
-@click.option("--json", "as_json", is_flag=True, help="Print the points and the restarts as JSON.")
 def command(kubectl: Kubectl, source: tuple[str, ...], keys: tuple[str, ...], svg: Path | None, as_json: bool) -> None:
     if svg is not None and as_json:
         raise UserError("--svg writes a picture and --json prints points: give one of them")

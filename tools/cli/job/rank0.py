@@ -1,18 +1,4 @@
-"""Print the pod of rank 0, and the evidence for it.
-
-The evidence is the heartbeat of rank 0, else the log that only rank 0 writes, else the operator's label. With
-elastic workers the rendezvous assigns the ranks, so the label alone is a guess, printed with exit code 3.
-
-\b
-Examples:
-  yard job rank0
-  kubectl logs -f $(yard job rank0 cpu-llama-tiny-train --name)
-
-\b
-Exit codes: 0 certain, 3 unknown or a guess.
-"""
-
-import click
+"""Print the pod of rank 0, and the evidence for it."""
 
 from tools.cli.job import _options
 from tools.core import output
@@ -22,12 +8,8 @@ from tools.job.snapshot import collect
 from tools.kube.kubectl import Kubectl
 
 
-@click.command(help=__doc__, short_help="the pod of rank 0")
-@_options.job
 @_options.cluster
-@click.option("--name", "only_name", is_flag=True, help="Print only the name, and nothing if it is a guess.")
-@_options.as_json
-def command(kubectl: Kubectl, job: str | None, only_name: bool, as_json: bool) -> None:
+def command(kubectl: Kubectl, job: str | None, only_name: bool, as_json: bool) -> int:
     _, seen = collect.find(kubectl, job)
     found = rank_zero(seen)
     if found is None:
@@ -43,4 +25,4 @@ def command(kubectl: Kubectl, job: str | None, only_name: bool, as_json: bool) -
     else:
         sure = "" if found.certain else "perhaps "
         output.line(f"{sure}{found.pod.name} ({found.pod.uid}): {found.how}")
-    raise click.exceptions.Exit(0 if found.certain else 3)
+    return 0 if found.certain else 3

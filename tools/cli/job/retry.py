@@ -1,23 +1,6 @@
-"""Retry a failed job if that can help. The run continues from its newest checkpoint.
-
-The cause that `yard job why` names decides. A cause that would fail in the same way again, such as a wrong
-key, bad data or a missing program, is refused with its fix. After a lost node or peer, a hang and the like
-the job is retried unchanged; after out of memory with half the micro batch and the same global batch. The
-job's annotation trainyard/attempts records each attempt and what it changed.
-
-\b
-Examples:
-  yard job retry cpu-llama-tiny-train
-  yard job retry p5-llama-3-1-8b-train --most 5
-  yard job retry --dry-run
-
-\b
-Exit codes: 0 applied again, 1 refused, 3 unknown whether the job fails.
-"""
+"""Retry a failed job if that can help. The run continues from its newest checkpoint."""
 
 from dataclasses import asdict
-
-import click
 
 from tools.cli.job import _options
 from tools.core import output
@@ -27,15 +10,7 @@ from tools.job.snapshot import collect
 from tools.kube.kubectl import Kubectl
 
 
-@click.command(help=__doc__, short_help="retry a failed job, depending on the cause")
-@_options.job
 @_options.cluster
-@click.option(
-    "--most", type=click.IntRange(min=1), default=3, show_default=True, metavar="N",
-    help="Attempts in total, after the first.",
-)  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Print what would be done.")
-@_options.as_json
 def command(kubectl: Kubectl, job: str | None, most: int, dry_run: bool, as_json: bool) -> None:
     here, seen = collect.find(kubectl, job)
     planned = retry.plan(here, seen, explain(seen), most)

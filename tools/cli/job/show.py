@@ -1,22 +1,6 @@
-"""Show what was submitted as a job: its source, the command, and with --manifest the objects themselves.
-
-`yard job submit` keeps the rendered objects in a ConfigMap that the job owns, and in local/submitted, which
-stays when the job is deleted. Secrets are masked. A run of Flux is rendered again from git. If nothing was
-kept, the live object is shown without the fields that the cluster has added. The first line says which it is.
-
-\b
-Examples:
-  yard job show cpu-llama-tiny-train
-  yard job show cpu-llama-tiny-train --manifest > train.yaml
-  yard job show overlays/p5/llama-3-1-8b --json
-
-\b
-Exit codes: 0 shown, 2 no such job, 3 the cluster did not answer or denied access.
-"""
+"""Show what was submitted as a job: its source, the command, and with --manifest the objects themselves."""
 
 from dataclasses import asdict
-
-import click
 
 from tools.cells import kustomize
 from tools.cli.job import _options
@@ -33,11 +17,7 @@ from tools.kube.manifests import name_of
 FLUX = "kustomize.toolkit.fluxcd.io/name"
 
 
-@click.command(help=__doc__, short_help="what was submitted")
-@_options.job
 @_options.cluster
-@click.option("--manifest", is_flag=True, help="Print the objects as YAML.")
-@_options.as_json
 def command(kubectl: Kubectl, job: str | None, manifest: bool, as_json: bool) -> None:
     here = lookup.in_namespace(kubectl)
     found = _found(here, job)

@@ -1,21 +1,6 @@
-"""Show a job: its state, its pods, its progress and its remaining time.
-
-Progress is read from the run's own files (heartbeats, metrics, checkpoints) through a running pod, else from
-the logs. The remaining time is a range from the middle half of the latest step times.
-
-\b
-Examples:
-  yard job status
-  yard job status cpu-llama-tiny-train --watch
-  yard job status overlays/p5/llama-3-1-8b --json
-
-\b
-Exit codes: 0 the job runs, waits or has succeeded, 1 it has failed.
-"""
+"""Show a job: its state, its pods, its progress and its remaining time."""
 
 import math
-
-import click
 
 from tools.cli.job import _options
 from tools.core import output
@@ -28,12 +13,8 @@ from tools.kube.kubectl import CANNOT_SEE, Kubectl
 EVERY = 5.0  # seconds between two snapshots of --watch
 
 
-@click.command(help=__doc__, short_help="a job at a glance")
-@_options.job
 @_options.cluster
-@click.option("-w", "--watch", is_flag=True, help="Print it again when something has changed.")
-@_options.as_json
-def command(kubectl: Kubectl, job: str | None, watch: bool, as_json: bool) -> None:
+def command(kubectl: Kubectl, job: str | None, watch: bool, as_json: bool) -> int:
     wanted = lookup.find(kubectl, job)
     shown: object = None
 
@@ -52,8 +33,7 @@ def command(kubectl: Kubectl, job: str | None, watch: bool, as_json: bool) -> No
         return status if status.state in ("Succeeded", "Failed") else None
 
     last = until(ended, math.inf if watch else 0.0, EVERY)
-    if last is not None and last.state == "Failed":
-        raise click.exceptions.Exit(1)
+    return 1 if last is not None and last.state == "Failed" else 0
 
 
 def _show(status: Status, as_json: bool) -> None:

@@ -1,20 +1,4 @@
-"""Stop a job: its pods save a checkpoint, then the job is suspended or deleted.
-
-The pods get SIGTERM and their grace period; the trainer saves a checkpoint and exits. The command prints what
-the logs say about that checkpoint. `yard job submit CELL --resume` continues a suspended job.
-
-A job that another object made, such as an AppWrapper or a TrainJob, is stopped through that object.
-
-\b
-Examples:
-  yard job stop cpu-llama-tiny-train
-  yard job stop cpu-llama-tiny-train --delete
-
-\b
-Exit codes: 0 stopped with a checkpoint, or nothing to save, 1 not stopped, 3 no log shows a checkpoint.
-"""
-
-import click
+"""Stop a job: its pods save a checkpoint, then the job is suspended or deleted."""
 
 from tools.cli.job import _options
 from tools.core import output
@@ -24,12 +8,8 @@ from tools.job.snapshot import lookup
 from tools.kube.kubectl import Kubectl
 
 
-@click.command(help=__doc__, short_help="end a job with a checkpoint, then suspend or delete it")
-@_options.job
 @_options.cluster
-@click.option("--delete", is_flag=True, help="Delete the job when its pods have ended.")
-@_options.as_json
-def command(kubectl: Kubectl, job: str | None, delete: bool, as_json: bool) -> None:
+def command(kubectl: Kubectl, job: str | None, delete: bool, as_json: bool) -> int:
     here = lookup.in_namespace(kubectl)
     found = lookup.find(here, job)
     name = found.workload.name
@@ -52,5 +32,4 @@ def command(kubectl: Kubectl, job: str | None, delete: bool, as_json: bool) -> N
             output.line("next: yard job submit CELL --resume")
         elif not delete:
             output.line(f"next: {found.resumption}")
-    if not drained.saved and drained.ran:
-        raise click.exceptions.Exit(3)
+    return 3 if not drained.saved and drained.ran else 0

@@ -1,29 +1,7 @@
-"""Submit a cell or a manifest to the cluster, and follow the job to its first step or to what delays it.
-
-Before it applies anything, the command runs preflight, looks for the namespace and for the objects that the
-pods need, and asks the API server for a dry run. A cell becomes a TrainJob with --feature trainjob, or where
-the cluster serves TrainJob and not PyTorchJob. It does not change an existing job of the same name without
---resume or --replace; it shows the difference. With --name, a cell is several jobs side by side, each with
-its own run directory. What was submitted is kept: see `yard job show`.
-
-\b
-Examples:
-  yard job submit overlays/cpu/llama-tiny -n team-a
-  yard job submit cpu/llama-tiny --dry-run
-  yard job submit cpu/llama-tiny --name long --set train.steps=400
-  yard job submit cpu/llama-tiny --sweep train.learning_rate=1e-3,2e-3
-  yard job submit -f job.yaml --nodes 4
-  yard job submit cpu/llama-tiny --resume         continue a suspended or failed job
-  yard job submit cpu/llama-tiny --replace        end the job with a checkpoint, then start this one
-
-\b
-Exit codes: 0 training (or applied, with --no-follow or --sweep), 1 refused or not training, 3 unknown.
-"""
+"""Submit a cell or a manifest to the cluster, and follow the job to its first step or to what delays it."""
 
 import shlex
 from dataclasses import dataclass
-
-import click
 
 from tools.cells import knobs as cells_knobs
 from tools.cells.knobs import Knobs
@@ -56,18 +34,8 @@ class _Job:
         return kinds.job_of(self.manifests).name
 
 
-@click.command(help=__doc__, short_help="submit a cell to the cluster and follow it")
-@_knobs.target
-@_knobs.options
-@click.option("--sweep", "sweeps", multiple=True, metavar="KEY=A,B", help="A job for each value; repeat for a product.")
+@_knobs.knobs
 @_options.cluster
-@click.option("--resume", is_flag=True, help="Continue a suspended or failed job of this name.")
-@click.option("--replace", is_flag=True, help="End the job of this name, then submit.")
-@click.option("--dry-run", is_flag=True, help="Check everything and apply nothing.")
-@click.option("--dev", is_flag=True, help="Let `yard job sync` change the code while the job runs.")
-@click.option("--no-follow", is_flag=True, help="Return once it is applied.")
-@_options.timeout("How long to follow the job.")
-@_options.as_json
 def command(
     kubectl: Kubectl,
     cell: str | None,
@@ -81,7 +49,7 @@ def command(
     no_follow: bool,
     timeout: int,
     as_json: bool,
-) -> None:
+) -> int:
     if resume and replace:
         raise UserError("--resume continues the job and --replace ends it: give one of them")
     plain, here = cells_knobs.rendered(cell, file, Knobs()), lookup.in_namespace(kubectl)
@@ -96,18 +64,18 @@ def command(
     applied = [] if dry_run else _apply_all(here, jobs, target)
     if sweeps:
         _print_sweep(here, jobs, applied, as_json)
-        return
+        return 0
     if dry_run:
         _print_applied(here, [], "would be applied", as_json)
-        return
+        return 0
     (objects,), wanted = applied, kinds.job_of(jobs[0].manifests)
     if no_follow or wanted.wrapper:  # the controller of a wrapper may make the job much later
         _print_applied(here, objects, "applied", as_json)
-        return
+        return 0
     if not as_json:
         _print_objects(here, objects)
     followed = follow(here, wanted, submit.uid_of(objects, wanted.item), timeout, output.note)
-    _print_followed(here, objects, followed, as_json)
+    return _print_followed(here, objects, followed, as_json)
 
 
 def _prepared(kubectl: Kubectl, jobs: list[_Job], target: str, resume: bool, replace: bool) -> list[_Job]:
@@ -203,8 +171,8 @@ def _print_applied(kubectl: Kubectl, applied: list[Applied], result: str, as_jso
     output.line(f"{result} in namespace {kubectl.namespace}")
 
 
-def _print_followed(kubectl: Kubectl, applied: list[Applied], followed: Followed, as_json: bool) -> None:
-    """Print the outcome and exit with its code."""
+def _print_followed(kubectl: Kubectl, applied: list[Applied], followed: Followed, as_json: bool) -> int:
+    """Print the outcome and return its exit code."""
     found, step, name = followed.explanation, followed.step, followed.snapshot.name
     if as_json:
         facts = {"result": "trains" if step else found.name, "namespace": kubectl.namespace}
@@ -217,5 +185,6 @@ def _print_followed(kubectl: Kubectl, applied: list[Applied], followed: Followed
     else:
         output.verdict(found.verdict)
         output.line(f"next: yard job why {name} -v")
-    if step is None and followed.snapshot.condition("Succeeded") is None:
-        raise click.exceptions.Exit(found.verdict.state.exit_code or 3)
+    if step is not None or followed.snapshot.condition("Succeeded") is not None:
+        return 0
+    return found.verdict.state.exit_code or 3

@@ -1,24 +1,6 @@
-"""Copy changed Python files into the running pods of a job, and start its command again with them.
-
-The job must have been submitted with --dev (make job DEV=1). Run this in the directory that is the image's
-working directory: PATH is a file or a directory in it, all of it by default. Files are compared by digest,
-and their syntax is checked first. When all pods have the files, the ranks are killed and start again from the
-last checkpoint, without a new image or pod. A command that fails waits half an hour for its next version.
-
-\b
-Examples:
-  yard job sync mine
-  yard job sync cpu/mine train.py models/
-  yard job sync mine --timeout 300
-
-\b
-Exit codes: 0 the new code has made a step (or nothing has changed), 1 a pod was not reached or the code
-failed, 2 bad input, 3 restarted and no step was seen.
-"""
+"""Copy changed Python files into the running pods of a job, and start its command again with them."""
 
 import time
-
-import click
 
 from tools.cli.job import _options
 from tools.core import output
@@ -27,16 +9,8 @@ from tools.job.snapshot import lookup
 from tools.kube.kubectl import Kubectl
 
 
-@click.command(help=__doc__, short_help="copy changed code into running pods and restart")
-@click.argument("job", metavar="JOB|CELL")
-@click.argument("paths", nargs=-1, metavar="[PATH]...")
 @_options.cluster
-@click.option(
-    "--timeout", type=click.IntRange(min=1), default=180, show_default=True, metavar="SECONDS",
-    help="How long to wait for a step.",
-)  # fmt: skip
-@_options.as_json
-def command(kubectl: Kubectl, job: str, paths: tuple[str, ...], timeout: int, as_json: bool) -> None:
+def command(kubectl: Kubectl, job: str, paths: tuple[str, ...], timeout: int, as_json: bool) -> int:
     began = time.time()
     files = sync.files_of(paths or (".",))
     live = lookup.find(kubectl, job)
@@ -47,8 +21,7 @@ def command(kubectl: Kubectl, job: str, paths: tuple[str, ...], timeout: int, as
         output.data({"job": live.workload.name, "namespace": here.namespace, **vars(done)})
     else:
         _print(live.workload.name, done, time.time() - began)
-    if done.changed and done.step is None:
-        raise click.exceptions.Exit(1 if done.failed else 3)
+    return 1 if done.failed else 3 if done.changed and done.step is None else 0
 
 
 def _print(job: str, done: sync.Synced, seconds: float) -> None:

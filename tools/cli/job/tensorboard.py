@@ -1,20 +1,4 @@
-"""Start TensorBoard on the volume of a job's runs and forward it to this machine until Ctrl-C.
-
-TensorBoard runs with the job's image and reads all runs on the job's claim, read-only. It has no login, so
-only the port-forward reaches it: it listens on 127.0.0.1 here, and a NetworkPolicy admits only pods with a
-label there. --expose adds a proxy with a password and TLS on port 8443 of its Service, for an Ingress or a
-load balancer. The proxy needs two Secrets (base/services/README.md).
-
-\b
-Examples:
-  yard job tensorboard cpu-llama-tiny-train
-  yard job tensorboard --port 7007
-  yard job tensorboard --expose --no-forward
-  yard job tensorboard --stop
-
-\b
-Exit codes: 0 TensorBoard answers, or was removed; 1 it does not become Ready or does not answer.
-"""
+"""Start TensorBoard on the volume of a job's runs and forward it to this machine until Ctrl-C."""
 
 import signal
 import sys
@@ -29,17 +13,11 @@ from tools.job.snapshot import collect, lookup
 from tools.kube.kubectl import Kubectl
 
 
-@click.command(help=__doc__, short_help="TensorBoard on the run's volume")
-@_options.job
 @_options.cluster
 @click.option(
     "--port", type=click.IntRange(1, 65535), default=tensorboard.PORT, show_default=True, metavar="N",
     help="The port on this machine.",
 )  # fmt: skip
-@click.option("--expose", is_flag=True, help="Add a proxy with a password and TLS.")
-@click.option("--stop", is_flag=True, help="Remove TensorBoard.")
-@click.option("--no-forward", is_flag=True, help="Return once it is Ready.")
-@_options.as_json
 def command(
     kubectl: Kubectl, job: str | None, port: int, expose: bool, stop: bool, no_forward: bool, as_json: bool
 ) -> None:

@@ -1,29 +1,6 @@
-"""Explain why a job is pending, failing, hung or slow: one cause with its evidence and a fix.
-
-The cause is derived from the job's objects, events, nodes, logs and run directory. A job that makes progress
-is HEALTHY. If no cause is found, the answer is CANNOT TELL with a list of what was checked. Data that cannot
-be read is listed as not seen; it is never reported as a failure.
-
-\b
-Examples:
-  yard job why
-  yard job why cpu-llama-tiny-train -v
-  yard job why overlays/p5/llama-3-1-8b -n team-a
-  yard job why --save evidence/             save the snapshot that the answer is based on
-  yard job why --from evidence/             explain it again, without a cluster
-  yard job why --log rank0.log rank1.log.gz explain logs alone, one file for each rank; - is standard input
-  yard job why --log train.log --exit-code 137
-
-With --log, no cluster and no kubeconfig is needed. Evidence has the form FILE:LINE.
-
-\b
-Exit codes: 0 healthy, 1 a cause was found, 2 bad input, 3 unknown.
-"""
+"""Explain why a job is pending, failing, hung or slow: one cause with its evidence and a fix."""
 
 from pathlib import Path
-from typing import NoReturn
-
-import click
 
 from tools.cli.job import _options
 from tools.core import output
@@ -35,15 +12,7 @@ from tools.job.snapshot import collect, lookup, snapshot
 from tools.kube.kubectl import Kubectl
 
 
-@click.command(help=__doc__, short_help="the cause why a job does not train")
-@click.argument("names", nargs=-1, metavar="[JOB|CELL]")
 @_options.cluster
-@click.option("--from", "recorded", type=click.Path(path_type=Path), metavar="DIR", help="A saved snapshot.")
-@click.option("--save", "keep", type=click.Path(path_type=Path), metavar="DIR", help="Save the snapshot.")
-@click.option("--log", "logs", multiple=True, metavar="FILE...", help="Explain logs, also gzip'd ones.")
-@click.option("--exit-code", "code", type=click.IntRange(0, 255), help="With --log: the container's exit code.")
-@click.option("-v", "--verbose", is_flag=True, help="Also print the other causes and what was checked.")
-@_options.as_json
 def command(
     kubectl: Kubectl,
     names: tuple[str, ...],
@@ -53,11 +22,11 @@ def command(
     code: int | None,
     verbose: bool,
     as_json: bool,
-) -> None:
+) -> int:
     if logs:
         if recorded or keep:
             raise UserError("--log reads logs only", "leave out --from and --save")
-        _explain_logs([*logs, *names], code, verbose, as_json)
+        return _explain_logs([*logs, *names], code, verbose, as_json)
     if code is not None or len(names) > 1:
         raise UserError("--exit-code and several names need --log", "yard job why --log FILE... [--exit-code N]")
     job = names[0] if names else None
@@ -77,10 +46,10 @@ def command(
     else:
         output.line(f"{seen.namespace}/{seen.name} ({seen.uid})")
         _show(found, verbose)
-    raise click.exceptions.Exit(found.verdict.state.exit_code)
+    return found.verdict.state.exit_code
 
 
-def _explain_logs(names: list[str], code: int | None, verbose: bool, as_json: bool) -> NoReturn:
+def _explain_logs(names: list[str], code: int | None, verbose: bool, as_json: bool) -> int:
     if len(names) > log_files.MOST:
         raise UserError(
             f"{len(names)} logs, at most {log_files.MOST} are read", "choose those of the ranks that failed"
@@ -90,7 +59,7 @@ def _explain_logs(names: list[str], code: int | None, verbose: bool, as_json: bo
         output.data({"logs": names, "exit_code": code, **found.verdict.as_dict()})
     else:
         _show(found, verbose)
-    raise click.exceptions.Exit(found.verdict.state.exit_code)
+    return found.verdict.state.exit_code
 
 
 def _show(found: Explanation, verbose: bool) -> None:

@@ -1,21 +1,12 @@
-"""Compare every cell's directory with the matrix and show the differences.
-
-\b
-Example: yard matrix check
-Exit codes: 0 all are equal, 1 a file differs, 2 the matrix is wrong.
-"""
+"""Compare every cell's directory with the matrix and show the differences."""
 
 import itertools
-
-import click
 
 from tools.cells import matrix
 from tools.cli.matrix._changes import print_json
 from tools.core import output, repo
 
 
-@click.command(name="check", help=__doc__)
-@click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
 def command(as_json: bool) -> int:
     state = matrix.check(repo.root())
     if as_json:

@@ -1,18 +1,7 @@
-"""Print the device memory that each process of a cell needs, and what it has.
-
-CELL is <hardware>/<model>. For each CELL all terms are printed; without CELL, one line for every cell. A
-pair that has no cell is computed at its smallest: activations recomputed, on at most as many nodes as the
-hardware's largest cell has. docs/extending.md says what the estimate counts.
-
-\b
-Example: yard matrix memory p5/llama-3-1-8b
-Exit codes: 0 every cell fits, 1 a cell does not fit, 2 bad input.
-"""
+"""Print the device memory that each process of a cell needs, and what it has."""
 
 from contextlib import suppress
 from itertools import product
-
-import click
 
 from tools.cells import matrix
 from tools.cells import memory as cells_memory
@@ -21,15 +10,6 @@ from tools.core import output, repo
 from tools.core.errors import UserError
 
 
-@click.command(name="memory", help=__doc__)
-@click.argument("names", nargs=-1, metavar="[CELL]...")
-@click.option(
-    "--all",
-    "every",
-    is_flag=True,
-    help="Add every pair that has no cell, at its smallest: why it does not fit, or that it would.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print every term in bytes as JSON.")
 def command(names: tuple[str, ...], every: bool, as_json: bool) -> int:
     root, found = repo.root(), matrix.read(repo.root())
     chosen = [_pair(found, name) for name in names] if names else [cell for cell in found.cells if not cell.script]

@@ -1,19 +1,10 @@
-"""Write every cell's directory; remove generated ones that the matrix no longer has.
-
-\b
-Example: yard matrix sync
-Exit codes: 0 written, 2 the matrix is wrong (nothing is written).
-"""
-
-import click
+"""Write every cell's directory; remove generated ones that the matrix no longer has."""
 
 from tools.cells import matrix
 from tools.cli.matrix._changes import print_json
 from tools.core import output, repo
 
 
-@click.command(name="sync", help=__doc__)
-@click.option("--json", "as_json", is_flag=True, help="Print what was changed as JSON.")
 def command(as_json: bool) -> None:
     state = matrix.sync(repo.root())
     if as_json:

@@ -2,4 +2,4 @@
 
 from tools.cli._lazy_group import group
 
-command = group(__name__, __doc__)
+command = group(__name__)

@@ -1,23 +1,7 @@
-"""Create or update the Secret hf-token, with which pods download gated models.
-
-The token is asked for without showing it, or read from a variable or standard input. It is never an argument
-of a program and never printed. The Hugging Face hub is asked whose token it is; a token that the hub refuses
-is not stored. If the hub does not answer, the token is stored unchecked, and the command says so.
-
-\b
-Examples:
-  yard secret hf-token -n team-a
-  yard secret hf-token -n team-a --from-env HF_TOKEN
-  cat token.txt | yard secret hf-token -n team-a
-
-\b
-Exit codes: 0 stored, 1 refused by the hub or the cluster, 2 bad input.
-"""
+"""Create or update the Secret hf-token, with which pods download gated models."""
 
 import os
 import sys
-
-import click
 
 from tools.cli.job import _options
 from tools.core import output
@@ -29,10 +13,7 @@ from tools.stage import hub_token
 LONGEST = 4096
 
 
-@click.command(help=__doc__)
-@click.option("--from-env", metavar="NAME", help="Read the token from this variable.")
 @_options.cluster
-@_options.as_json
 def command(kubectl: Kubectl, from_env: str | None, as_json: bool) -> None:
     token = hub_token.checked_form(_given(from_env))
     owner = hub_token.owner(token)

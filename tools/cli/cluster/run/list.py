@@ -1,20 +1,6 @@
-"""List the runs of a cluster: their files in git and their state in the cluster.
-
-A run without a file was removed from git and not yet from the cluster. If the cluster does not answer, only
-the files are listed.
-
-\b
-Examples:
-  yard cluster run list --cluster cpu-demo
-  yard cluster run list --cluster gpu --context gpu --json
-
-\b
-Exit codes: 0 success, 2 no such cluster or context, 3 the cluster did not answer or denied access.
-"""
+"""List the runs of a cluster: their files in git and their state in the cluster."""
 
 from typing import Any
-
-import click
 
 from tools.core import output, repo
 from tools.core.errors import UserError
@@ -24,11 +10,7 @@ from tools.gitops.run_file import RunFile
 COLUMNS = ("run", "file", "commit", "flux", "job")
 
 
-@click.command(name="list", help=__doc__)
-@click.option("--cluster", required=True, metavar="NAME", help="A directory under clusters/.")
-@click.option("--context", metavar="NAME", help="The context of the kubeconfig.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
-def command(cluster: str, context: str | None, as_json: bool) -> None:
+def command(cluster: str, context: str | None, as_json: bool) -> int:
     directory = flux_objects.find(repo.project(), cluster)
     files = check.run_files(repo.project(), directory)
     problem: UserError | None = None
@@ -43,7 +25,8 @@ def command(cluster: str, context: str | None, as_json: bool) -> None:
         _show(rows)
     if problem is not None:
         output.error(f"the state in the cluster is unknown: {problem.message}", problem.hint)
-        raise click.exceptions.Exit(3)
+        return 3
+    return 0
 
 
 def _row(one: live.Live, files: dict[str, RunFile], asked: bool) -> dict[str, Any]:

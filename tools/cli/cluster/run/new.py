@@ -1,20 +1,4 @@
-"""Write a run's file: a cell at a commit with the digest of its image, from which Flux creates a job once.
-
-The cell is rendered at that commit as Flux renders it and checked by preflight; if a check fails, no file is
-written. A working tree in which the cell differs from the commit is refused, with the difference. Changes of
-the cell (--set, --nodes, --nproc, --instance) are patches in the run's file. The run starts when its file is
-committed and pushed. The default name is the next free number. A name can be used only once, because
-checkpoints are stored under the job's name.
-
-\b
-Examples:
-  yard cluster run new overlays/cpu/llama-tiny --cluster cpu-demo --image sha256:<64 digits>
-  yard cluster run new p5/llama-3-1-8b --cluster gpu --feature kueue --name lr-3e-4 \\
-    --set train.learning_rate=3e-4 \\
-    --image 111122223333.dkr.ecr.us-west-2.amazonaws.com/trainyard/trainer-cuda@sha256:<64 digits>
-
-\b
-Exit codes: 0 written, 1 a check failed or the working tree differs from the commit, 2 invalid input."""
+"""Write a run's file: a cell at a commit with the digest of its image, from which Flux creates a job once."""
 
 from typing import NoReturn
 
@@ -30,12 +14,7 @@ from tools.gitops.render import uncommitted
 from tools.gitops.run_file import FOLDERS
 
 
-@click.command(name="new", help=__doc__)
-@click.argument("cell")
-@click.option("--cluster", required=True, metavar="NAME", help="A directory under clusters/.")
-@click.option("--commit", default="HEAD", show_default=True, help="The commit of the cell.")
-@click.option("--allow-dirty", is_flag=True, help="Write the run although the working tree differs; show how.")
-@_knobs.options
+@_knobs.knobs
 def command(cell: str, cluster: str, knobs: Knobs, commit: str, allow_dirty: bool) -> None:
     renderer = kustomize.ensure(repo.root(), output.note)
     made = new_run.make(repo.project(), new_run.Wanted(cell, cluster, commit, knobs), renderer)
