@@ -115,6 +115,20 @@ def test_keys_of_sharded_models_are_refused_without_sharding(key: str) -> None:
     assert load_texts(apply_override(given, "parallel.sharding=hsdp")).parallel.sharded
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.beta2=0.999", "with beta2 0.999; nearest value of train.beta2: 0.99"),
+        ("train.optimizer=lamb", "bf16 is for adamw only, optimizer is lamb"),
+    ],
+)
+def test_moments_in_bf16_are_refused_where_they_cannot_move(override: str, said: str) -> None:
+    given = apply_override(texts("llama", KV), "train.moment_precision=bf16")
+    assert load_texts(given).train.moment_precision == "bf16"
+    with pytest.raises(ConfigError, match=said):
+        load_texts(apply_override(given, override))
+
+
 def test_bert_has_as_many_key_heads_as_heads() -> None:
     config: Config = load_texts(texts("bert", BERT, MASKING))
     assert config.model.num_key_value_heads == config.model.num_attention_heads == 4

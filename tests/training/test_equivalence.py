@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.inprocess import Texts, losses, records, run, tensors
+from tests.training.inprocess import StopAfter, Texts, losses, records, run, same, tensors
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,20 @@ def test_bf16_computes_over_fp32_masters(alone: list[float], texts: Texts, data_
     assert losses(done) != alone
     assert losses(done) == pytest.approx(alone, rel=0.02)
     assert {tensor.dtype for tensor in tensors(done).values()} == {torch.float32}
+
+
+def test_moments_in_bf16_change_little(alone: list[float], texts: Texts, data_root: Path, tmp_path: Path) -> None:
+    """The curve is near, moments are stored in bf16, and a stopped run continues bitwise."""
+    overrides = ("parallel.micro_batch_size=8", "train.moment_precision=bf16")
+    done = run(texts, overrides, tmp_path / "whole", data_root)
+    assert losses(done) != alone
+    assert losses(done) == pytest.approx(alone, rel=0.01)
+    kinds = {name.rpartition(".")[2]: tensor.dtype for name, tensor in tensors(done).items() if "exp_avg" in name}
+    assert kinds == {"exp_avg": torch.bfloat16, "exp_avg_sq": torch.bfloat16}
+    run(texts, overrides, tmp_path / "stopped", data_root, StopAfter(7))
+    resumed = run(texts, overrides, tmp_path / "stopped", data_root)
+    assert losses(resumed) == losses(done)
+    assert same(tensors(resumed), tensors(done))
 
 
 def test_control_another_seed_is_another_curve(

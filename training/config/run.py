@@ -100,6 +100,10 @@ class Checkpoint(Section):
     every: Count
     """Number of steps between two checkpoints; the last step always gets one."""
 
+    asynchronous: bool = False
+    """Whether a copy of the state is written while training continues; the copy takes the host's memory, and
+    the last save of a run is always waited for."""
+
     keep: Annotated[int, BeforeValidator(not_bool), Field(strict=True, ge=2)] = 2
     """Number of checkpoints kept, at least 2; older ones are deleted."""
 

@@ -18,6 +18,8 @@ from training.config.base import (
     wrong,
 )
 
+MOST_BETA2_IN_BF16 = 0.99  # a change of 1/100 of the difference is above bf16's rounding of 1/512
+
 
 class Train(Section):
     """The recipe. A sample is one sequence of sequence_length tokens; a step is one optimizer step."""
@@ -34,6 +36,10 @@ class Train(Section):
 
     optimizer: Literal["adamw", "lamb"] = "adamw"
     """The optimizer; lamb is for very large batches."""
+
+    moment_precision: Literal["fp32", "bf16"] = "fp32"
+    """Number format of adamw's two moments; bf16 halves their memory and rounds every change of them, so that
+    losses differ slightly and beta2 may be 0.99 at most."""
 
     learning_rate: Positive
     """The peak learning rate, reached after the warm-up."""
@@ -80,6 +86,21 @@ class Train(Section):
                 f"train.schedule_power is for schedule polynomial only, schedule is {self.schedule}"
                 if given
                 else "train.schedule polynomial needs train.schedule_power; 1.0 is linear",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _moments(self) -> Self:
+        if self.moment_precision == "fp32":
+            return self
+        if self.optimizer != "adamw":
+            text = f"train.moment_precision bf16 is for adamw only, optimizer is {self.optimizer}"
+            raise wrong("train.moment_precision", text)
+        if self.beta2 > MOST_BETA2_IN_BF16:
+            raise wrong(
+                "train.moment_precision",
+                f"train.moment_precision is bf16, which loses the changes of a second moment with beta2 {self.beta2}; "
+                f"nearest value of train.beta2: {MOST_BETA2_IN_BF16}",
             )
         return self
 

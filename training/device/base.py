@@ -72,6 +72,14 @@ class Device:
         """One micro batch's arrays as tensors of this device."""
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
+    def copy_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy in the host's memory; its values are there after `synchronize`."""
+        return tensor.detach().to("cpu", copy=True)
+
+    def values(self, numbers: Sequence[float]) -> torch.Tensor:
+        """Numbers of the host as a tensor of this device, fp32, without waiting for the device."""
+        return torch.tensor(numbers, dtype=torch.float32, device=self.torch_device)
+
     def micro_batch_done(self) -> None:
         """Called after a forward and backward pass: a lazy device starts to run it."""
 

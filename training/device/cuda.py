@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,13 @@ class Cuda(Device):
             name: torch.from_numpy(array).pin_memory().to(self.torch_device, non_blocking=True)
             for name, array in arrays.items()
         }
+
+    def copy_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        # torch keeps freed pinned memory for the next copy.
+        return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor.detach(), non_blocking=True)
+
+    def values(self, numbers: Sequence[float]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.float32).pin_memory().to(self.torch_device, non_blocking=True)
 
     def mark(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)

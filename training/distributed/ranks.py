@@ -48,3 +48,12 @@ def join(device: Device, timeout: timedelta) -> Ranks:
     assert isinstance(agreement, dist.ProcessGroup)
     local = {key: int(os.environ[key]) for key in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")}
     return Ranks(dist.get_rank(), dist.get_world_size(), local["LOCAL_RANK"], agreement, local["LOCAL_WORLD_SIZE"])
+
+
+def own_group(ranks: Ranks, timeout: timedelta) -> dist.ProcessGroup | None:
+    """Another group for CPU tensors of all ranks, for a thread beside the one that uses `ranks.group`."""
+    if ranks.group is None:
+        return None
+    group = dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(group, dist.ProcessGroup)
+    return group

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from training.trainer.half_adamw import empty_moments
+
 
 class Lamb(torch.optim.Optimizer):
     """LAMB (You et al. 2019, Large Batch Optimization for Deep Learning, arXiv 1904.00962, algorithm 2).
@@ -44,9 +46,7 @@ class Lamb(torch.optim.Optimizer):
         """Adam's update of this rank's rows, decay included, before learning rate and scaling."""
         state = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=_local(parameter).device)
-            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            state |= empty_moments(parameter, torch.float32)
         assert parameter.grad is not None
         gradient, mean, square = map(_local, (parameter.grad, state["exp_avg"], state["exp_avg_sq"]))
         beta1, beta2 = group["betas"]

@@ -6,6 +6,7 @@ ranks wrote it.
 
 from __future__ import annotations
 
+import gc
 import logging
 import platform
 import secrets
@@ -22,7 +23,6 @@ from typing import Any
 import torch
 import transformers
 
-from training.checkpoint.errors import CheckpointError
 from training.checkpoint.layout import step_name
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.store import Store
@@ -30,7 +30,7 @@ from training.config import Config, ConfigError
 from training.device import Device, resolve
 from training.distributed.process import Attempt
 from training.distributed.rank_zero import while_others_wait
-from training.distributed.ranks import Ranks, join
+from training.distributed.ranks import Ranks, join, own_group
 from training.models.counting import flops_per_token, parameters
 from training.run import failure, heartbeat
 from training.run.directory import RunDir, read_json, write_json
@@ -41,9 +41,11 @@ from training.trainer.metrics import Metrics, Pending, first_heldout, summary
 from training.trainer.optimizer import build_optimizer, build_schedule, clip_gradients
 from training.trainer.parallelize import Parallel, parallelise
 from training.trainer.profiling import Profile
+from training.trainer.saver import Saver
 from training.trainer.state import TrainState, check_same_run, rank_seed
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+COLLECT_EVERY = 100  # steps between two collections of garbage
 log = logging.getLogger("trainyard")
 
 
@@ -83,10 +85,14 @@ def _train(run: Run, attempt: Attempt) -> None:
     device, ranks = run.device, run.ranks
     device.seed(rank_seed(config.train.seed, ranks.rank))
     parallel = parallelise(task, config, device, ranks)
-    optimizer = build_optimizer(parallel.model, config.train, fused=device.fuses_optimizer)
+    optimizer = build_optimizer(
+        parallel.model, config.train, fused=device.fuses_optimizer, compiled=device.compile and device.is_cuda
+    )
     schedule = build_schedule(optimizer, config.train)
     now = TrainState(parallel, optimizer, schedule, device, run.feed, config.train.seed)
-    store = Store(directory.checkpoints, keep=config.checkpoint.keep, group=ranks.group, log=log.warning)
+    beside = config.checkpoint.asynchronous
+    group = own_group(ranks, COLLECTIVE_TIMEOUT) if beside else ranks.group
+    store = Store(directory.checkpoints, keep=config.checkpoint.keep, group=group, log=log.warning)
     checkpoint = store.latest(partial(state.check, rank=ranks.rank))
     if checkpoint is not None:
         _check_continues(run, checkpoint)
@@ -113,7 +119,10 @@ def _train(run: Run, attempt: Attempt) -> None:
         _compile_once(run, now)
     if now.step == 0 and config.model.weights is not None:
         _evaluate(run, now, metrics)  # the base's loss, before training
-    _loop(run, now, store, metrics, attempt, cache)
+    try:
+        _loop(run, now, Saver(store, run.meta, beside=beside), metrics, attempt, cache)
+    finally:
+        gc.enable()
     heldout_loss = _evaluate(run, now, metrics)
     metrics.close()
     run.feed.close()
@@ -144,9 +153,11 @@ def _show_graphs(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) 
     log.info("the compiler has seen the graphs of 2 steps and of held-out data")
 
 
-def _loop(run: Run, now: TrainState, store: Store, metrics: Metrics, attempt: Attempt, cache: CompileCache) -> None:
-    """Train up to the last step, and save it."""
+def _loop(run: Run, now: TrainState, saver: Saver, metrics: Metrics, attempt: Attempt, cache: CompileCache) -> None:
+    """Train up to the last step, and save it. Python's garbage is collected only where a step ends anyway."""
     recipe = run.config.train
+    gc.collect()
+    gc.disable()
     profile = Profile(run.directory.path / "profile", run.ranks.rank)
     attempt.listen()
     heartbeat.enter("compiling" if run.device.compile else "training", now.step)
@@ -155,7 +166,7 @@ def _loop(run: Run, now: TrainState, store: Store, metrics: Metrics, attempt: At
         profile.before(now.step + 1)
         if _step(run, now, metrics, attempt) == "stop":
             metrics.flush()
-            _save(run, now, store, must=True)
+            saver.save(now, must=True)
             raise failure.Drained(f"stopped on request at step {now.step}, which is saved")
         heartbeat.enter("training", now.step)
         if cache.done() and run.ranks.first:
@@ -167,8 +178,10 @@ def _loop(run: Run, now: TrainState, store: Store, metrics: Metrics, attempt: At
         saves = now.step % run.config.checkpoint.every == 0 or last
         if evaluates or saves or now.step % run.config.device.log_every == 0:
             metrics.flush()
+        if evaluates or saves or now.step % COLLECT_EVERY == 0:
+            gc.collect(1)
         if saves:
-            _save(run, now, store, must=last)
+            saver.save(now, must=last)
         if evaluates:
             _evaluate(run, now, metrics)
 
@@ -251,7 +264,7 @@ def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> str:
         return "stop"
     counts = [max(1, int(count)) for count in predicted]  # a batch without predictions has a loss of 0
     # DDP and FSDP average over ranks, but a loss is a sum over the global batch's predictions.
-    scale = torch.tensor([ranks.world_size / count for count in counts], device=device.torch_device)
+    scale = device.values([ranks.world_size / count for count in counts])
     totals = torch.zeros(len(counts), device=device.torch_device)
     for index, batch in enumerate(batches):
         last = index == len(batches) - 1
@@ -310,20 +323,6 @@ def evaluate(
     together = parallel.ranks.sum([*sums.tolist(), *counts])
     pairs = zip(together[: len(losses)], together[len(losses) :], strict=True)
     return {name: total / max(1, count) for name, (total, count) in zip(losses, pairs, strict=True)}
-
-
-def _save(run: Run, now: TrainState, store: Store, *, must: bool) -> None:
-    """Commit a checkpoint. If it fails there is a warning; with `must` it ends the run."""
-    started = time.perf_counter()
-    try:
-        with heartbeat.during("saving"):
-            state.save(now, store, run.meta)
-    except CheckpointError as error:
-        if must:
-            raise
-        log.warning("checkpoint of step %d was not saved, training continues: %s", now.step, error)
-        return
-    log.info("checkpoint of step %d saved in %.1f s", now.step, time.perf_counter() - started)
 
 
 def _meta(task: Task, config: Config, device: Device, ranks: Ranks, feed: Feed) -> dict[str, Any]:

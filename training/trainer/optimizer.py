@@ -11,11 +11,14 @@ from torch.distributed.tensor import DTensor
 
 from training.config import Train
 from training.models.causal import trained_parameters
+from training.trainer.half_adamw import HalfAdamW
 from training.trainer.lamb import Lamb
 
 
-def build_optimizer(model: nn.Module, recipe: Train, *, fused: bool = True) -> torch.optim.Optimizer:
-    """AdamW, fused if `fused`, or LAMB; matrices decay, vectors (norms, biases) do not."""
+def build_optimizer(
+    model: nn.Module, recipe: Train, *, fused: bool = True, compiled: bool = False
+) -> torch.optim.Optimizer:
+    """AdamW, fused or, for moments in bf16, compiled if wanted; or LAMB. Matrices decay, norms and biases do not."""
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
     for _, parameter in trained_parameters(model):
@@ -25,6 +28,8 @@ def build_optimizer(model: nn.Module, recipe: Train, *, fused: bool = True) -> t
     rate, betas, epsilon = recipe.learning_rate, (recipe.beta1, recipe.beta2), recipe.epsilon
     if recipe.optimizer == "lamb":
         return Lamb([{**decaying, "adapt": True}, {**plain, "adapt": False}], rate, betas, epsilon)
+    if recipe.moment_precision == "bf16":
+        return HalfAdamW([decaying, plain], rate, betas, epsilon, compiled=compiled)
     return torch.optim.AdamW([decaying, plain], lr=rate, betas=betas, eps=epsilon, fused=fused)
 
 

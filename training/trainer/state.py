@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.read import Checkpoint
@@ -18,6 +17,7 @@ from training.config import Config, ConfigError
 from training.device import Device
 from training.models.causal import trained_parameters
 from training.task import Feed
+from training.trainer.half_adamw import HalfAdamW, empty_moments
 from training.trainer.parallelize import Parallel
 
 
@@ -56,15 +56,10 @@ def _optimizer_tensors(state: TrainState) -> dict[str, Shard]:
     for name, parameter in trained_parameters(state.parallel.model):
         moments = state.optimizer.state[parameter]
         if not moments:
-            moments["step"] = torch.zeros((), dtype=torch.float32, device=_plain(parameter).device)
-            moments["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            moments["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            half = isinstance(state.optimizer, HalfAdamW)
+            moments |= empty_moments(parameter, torch.bfloat16 if half else torch.float32)
         named += [(f"optimizer.{name}.{key}", value.detach()) for key, value in sorted(moments.items())]
     return shards_of(named)
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _save_schedule(state: TrainState) -> dict[str, Any]:
@@ -120,18 +115,43 @@ PARTS: dict[str, Part] = {
 }
 
 
-def save(state: TrainState, store: Store, meta: dict[str, Any]) -> None:
-    """Commit the whole state as the checkpoint of its step, on all ranks together.
+@dataclass(frozen=True)
+class Collected:
+    """The whole state of one step, ready to be committed; tensors share memory with the run until `on_host`."""
 
-    Raises:
-        CheckpointError: on every rank, if any rank cannot write; earlier checkpoints are unchanged.
-    """
+    step: int
+    tensors: dict[str, Shard]
+    rank_state: dict[str, Any]
+    run_state: dict[str, Any]
+
+    def on_host(self, device: Device) -> Collected:
+        """A copy in the host's memory, complete when this returns."""
+        tensors = {name: replace(each, tensor=device.copy_to_host(each.tensor)) for name, each in self.tensors.items()}
+        device.synchronize()
+        return replace(self, tensors=tensors)
+
+    def commit(self, store: Store, meta: dict[str, Any]) -> None:
+        """Commit it as the checkpoint of its step, on all ranks together.
+
+        Raises:
+            CheckpointError: on every rank, if any rank cannot write; earlier checkpoints are unchanged.
+        """
+        store.save(self.step, self.tensors, rank_state=self.rank_state, run_state=self.run_state, meta=meta)
+
+
+def collect(state: TrainState) -> Collected:
+    """Collect all parts of the state as they are now."""
     tensors: dict[str, Shard] = {}
     for part in PARTS.values():
         tensors |= part.tensors(state)
     alike = {name: part.save(state) for name, part in PARTS.items() if not part.per_rank}
     own = {name: part.save(state) for name, part in PARTS.items() if part.per_rank}
-    store.save(state.step, tensors, rank_state=own, run_state=alike, meta=meta)
+    return Collected(state.step, tensors, own, alike)
+
+
+def save(state: TrainState, store: Store, meta: dict[str, Any]) -> None:
+    """Commit the state as it is now. Raises as `Collected.commit`."""
+    collect(state).commit(store, meta)
 
 
 _COUNTS = {"schedule": ("last_epoch",), "data": ("position",), "counters": ("step", "tokens")}

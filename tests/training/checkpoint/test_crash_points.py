@@ -56,17 +56,22 @@ def save_again(directory: Path, step: int) -> None:
     assert checkpoint.step == step
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("world", "beside"),
+    [(1, False), (2, False), (3, False), pytest.param(1, True, marks=pytest.mark.long),
+     pytest.param(2, True, marks=pytest.mark.long)],
+)  # fmt: skip
 def test_killed_at_every_boundary_in_every_rank(
-    ranks: Call, ranks_status: Call, copies: Callable[[], Path], world: int
+    ranks: Call, ranks_status: Call, copies: Callable[[], Path], world: int, beside: bool
 ) -> None:
     """Each boundary of each rank in turn (of three ranks the last), losing what was not synced."""
-    passed = ranks("save_until_killed", world, directory=copies(), step=3, victim=0, point=None)
+    how = {"step": 3, "beside": beside}
+    passed = ranks("save_until_killed", world, directory=copies(), victim=0, point=None, **how)
     points = [(rank, point) for rank in range(world) for point in range(len(passed[rank])) if world < 3 or rank == 2]
     found = set()
     for victim, point in points:
         directory = copies()
-        answers = ranks_status("save_until_killed", world, directory=directory, step=3, victim=victim, point=point)
+        answers = ranks_status("save_until_killed", world, directory=directory, victim=victim, point=point, **how)
         where = f"rank {victim} killed before: {passed[victim][point]}"
         assert answers[victim]["status"] == -signal.SIGKILL, where
         step, told = resume(directory)

@@ -1,0 +1,77 @@
+"""When a checkpoint is committed: between two steps, or beside the steps that follow."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+from training.checkpoint.errors import CheckpointError
+from training.checkpoint.store import Store
+from training.run import heartbeat
+from training.trainer import state
+from training.trainer.state import TrainState
+
+log = logging.getLogger("trainyard")
+
+
+class Saver:
+    """Commits a run's checkpoints; all ranks call each method at the same step.
+
+    With `beside` a save copies the state to the host before the next step, and a thread writes, hashes and
+    commits the copy during the next steps. `store` then needs a process group of its own. At most one save is in
+    flight. A process that ends before the commit leaves the earlier checkpoints as they are.
+    """
+
+    def __init__(self, store: Store, meta: dict[str, Any], *, beside: bool) -> None:
+        self._store, self._meta, self._beside = store, meta, beside
+        self._thread: threading.Thread | None = None
+
+    def save(self, now: TrainState, *, must: bool) -> None:
+        """Commit a checkpoint of this step, or begin to. A failure is a warning.
+
+        With `must` the commit has happened when this returns.
+
+        Raises:
+            CheckpointError: a commit that must happen failed.
+        """
+        started = time.perf_counter()
+        with heartbeat.during("saving"):
+            self.finish()
+            if self._beside and not must:
+                copied = state.collect(now).on_host(now.device)
+                self._thread = threading.Thread(target=self._commit, args=(copied, started), daemon=True)
+                self._thread.start()
+                log.info("step %d waited %.1f s for the copy of its state", now.step, time.perf_counter() - started)
+                return
+            try:
+                state.save(now, self._store, self._meta)
+            except CheckpointError as error:
+                if must:
+                    raise
+                _warn(now.step, error)
+                return
+        _said(now.step, started)
+
+    def finish(self) -> None:
+        """Wait for the save in flight, if there is one."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _commit(self, copied: state.Collected, started: float) -> None:
+        try:
+            copied.commit(self._store, self._meta)
+        except Exception as error:  # noqa: BLE001 - whatever ends a thread must not be silent
+            _warn(copied.step, error)
+            return
+        _said(copied.step, started)
+
+
+def _said(step: int, started: float) -> None:
+    log.info("checkpoint of step %d saved in %.1f s", step, time.perf_counter() - started)
+
+
+def _warn(step: int, error: Exception) -> None:
+    log.warning("checkpoint of step %d was not saved, training continues: %s", step, error)
