@@ -225,6 +225,15 @@ def test_the_table_has_a_case_for_each_finding() -> None:
     assert known == set(FINDINGS)
 
 
+def two_optimizers(runs: Runs) -> None:
+    """Let two optimizers with parameters of their own step in turn."""
+    for one in runs.values():
+        for step in (event for each in one.ranks for event in each.steps):
+            at, one_of_two = int(step.gradients[1:]), int(step.gradients[1:]) % 2
+            step.optimizer, step.state_before = one_of_two, f"s{one_of_two}.{at}"
+            step.parameters_before, step.parameters_after = f"p{one_of_two}.{max(0, at - 2)}", f"p{one_of_two}.{at}"
+
+
 NEIGHBOURS: dict[str, tuple[str, Callable[[Runs], Any]]] = {
     "one step without a gradient": ("trains", lambda r: every(
         r["whole"], Step, zero_gradients=lambda one: one.step == 3)),
@@ -238,6 +247,7 @@ NEIGHBOURS: dict[str, tuple[str, Callable[[Runs], Any]]] = {
     "random numbers that no worker uses": ("data", unused_states),
     "a stream that begins anew": ("data", stream),
     "a stream that begins anew in another order": ("data", lambda r: stream(r, turn=False)),
+    "a restart between the steps of two optimizers": ("resume", two_optimizers),
     "another rank that is refused": ("rescale", refused),
     "a restart that takes more steps than were left": ("rescale", lambda r: r.update(
         world=run("world", first=5, last=made.STEPS + 6, world=1))),

@@ -5,7 +5,7 @@ from collections import Counter
 from tools.core import output
 from tools.prove.claims import Finding, failed, passed, unknown, warned
 from tools.prove.claims.repeatable import batches_repeat
-from tools.prove.claims.resume import never_starts
+from tools.prove.claims.resume import never_starts, reached
 from tools.prove.observed import Proof, Run, at_random, places, samples
 
 KNOWN = 0.5  # share of the samples that must occur in the uninterrupted run, or they cannot be recognised
@@ -41,11 +41,9 @@ def judge(proof: Proof) -> list[Finding]:
 def _done(killed: Run, other: Run) -> int | None:
     """Return the step after which the other world continues; sharded: the step of the last save, None if unknown."""
     first = {rank.steps[0].parameters_before for rank in other.ranks if rank.steps}
-    known = {step.step: step.parameters_after for rank in killed.ranks for step in rank.steps}
-    start = {step.parameters_before for rank in killed.ranks for step in rank.steps[:1]}
-    if first & start:
+    found = [done for rank in killed.ranks for digest in first for done in reached(rank.steps, [], digest)]
+    if 0 in found:
         return 0
-    found = [step for step, digest in known.items() if digest in first]
     if found or not killed.sharded:
         return max(found, default=None)
     saves = sorted({save.step for _, save in killed.saves})

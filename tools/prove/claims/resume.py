@@ -1,5 +1,6 @@
 """Claim 5: a run that was killed continues as if nothing had happened."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tools.core import output
@@ -73,21 +74,32 @@ def never_starts(run: Run, before: str) -> Finding:
 def continued(rank: Rank, killed: Run, whole: Run) -> Point | None:
     """Find where a rank continues, by the parameters before its first step. None: nowhere."""
     before = next((one for one in killed.ranks if one.rank == rank.rank), None)
-    steps = before.steps if before else []
-    first = rank.steps[0].parameters_before
-    known = {step.step - 1: step.parameters_before for step in steps} | {
-        step.step: step.parameters_after for step in steps
-    }
-    found = [step for step, digest in known.items() if digest == first]
+    uninterrupted = next((one for one in whole.ranks if one.rank == rank.rank), None)
+    steps, first = before.steps if before else [], rank.steps[0]
+    later = [step for step in (uninterrupted.steps if uninterrupted else []) if step.step > len(steps)]
+    due = [*steps, *later]
+    found = reached(steps, later, first.parameters_before)
     if not found:
         return None
     # A step with a learning rate of 0 leaves the parameters as they were: the optimizer's state tells which one it is.
-    states = {step.step - 1: step.state_before for step in steps}
-    same = [step for step in found if states.get(step) == rank.steps[0].state_before]
+    same = [done for done in found if done < len(steps) and steps[done].state_before == first.state_before]
     done = max(same) if same else min(found)
-    uninterrupted = next((one for one in whole.ranks if one.rank == rank.rank), None)
-    later = [step for step in (uninterrupted.steps if uninterrupted else []) if step.step > len(steps)]
-    return Point(rank, done, [*steps, *later][done:], uninterrupted.all_batches() if uninterrupted else {})
+    return Point(rank, done, due[done:], uninterrupted.all_batches() if uninterrupted else {})
+
+
+def reached(steps: Sequence[Step], later: Sequence[Step], parameters: str) -> list[int]:
+    """Return the numbers of steps after which these parameters are due: before a step, or after the last ones.
+
+    Each of several optimizers has parameters of its own, so what one step leaves is due before the next step of the
+    same optimizer. `later` are the steps that follow in another run.
+    """
+    due = [*steps, *later]
+    found = {done for done, step in enumerate(steps) if step.parameters_before == parameters}
+    for step in steps:
+        if step.parameters_after == parameters:
+            rest = range(step.step, len(due))
+            found.add(next((done for done in rest if due[done].optimizer == step.optimizer), step.step))
+    return sorted(found)
 
 
 def _saves(run: Run) -> str:
