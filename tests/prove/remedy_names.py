@@ -44,6 +44,7 @@ OF = {
         "set_seed": "accelerate.utils.set_seed", "gather_object": "accelerate.utils.gather_object",
         "InitProcessGroupKwargs": "accelerate.utils.InitProcessGroupKwargs",
         "ProjectConfiguration": "accelerate.utils.ProjectConfiguration",
+        "DataLoaderConfiguration": "accelerate.utils.DataLoaderConfiguration",
         "loader": "accelerate.data_loader.DataLoaderShard",
     },
     "lightning": {
