@@ -19,7 +19,7 @@ from tools.cluster.snapshot import CLAIMS, CLASSES, Snapshot
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.core.tables import load
-from tools.kube.manifests import name_of
+from tools.kube.manifests import Object, name_of
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?")
 PLUGINS, STORAGE = "plugins/kustomization.yaml", "storage/kustomization.yaml"
@@ -106,14 +106,13 @@ def _storage(directory: Path, found: Found, team: str, seen: Snapshot) -> list[t
     row = next((one for one in seen.of(CLASSES) if name_of(one) == default), None)
     if row is None:
         return []
-    local = row.get("provisioner") in _OF_A_NODE or len(seen.of("nodes")) == 1
-    folder = "single-node" if local else "default-class"
-    return [(f"../../../base/storage/{folder}", f"from the default class {default}")]
+    return [(f"../../../base/storage/{claim_folder(row, seen)}", f"from the default class {default}")]
 
 
-def is_of_a_node(provisioner: str) -> bool:
-    """Return whether the volumes of a provisioner are directories of one node."""
-    return provisioner in _OF_A_NODE
+def claim_folder(storage_class: Object, seen: Snapshot) -> str:
+    """Return the folder of base/storage whose claim fits a storage class of the cluster."""
+    is_local = storage_class.get("provisioner") in _OF_A_NODE or len(seen.of("nodes")) == 1
+    return "single-node" if is_local else "default-class"
 
 
 def _with_resources(text: str, parts: Iterable[tuple[str, str]], team: str) -> str:

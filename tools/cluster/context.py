@@ -31,7 +31,7 @@ def read(kubectl: Kubectl, namespace: str | None = None) -> Spec:
     Raises UserError where there is no such context, or the namespace is not a valid one.
     """
     view = kubectl.json("config", "view", "--minify")
-    chosen = _named(view, "contexts", str(view.get("current-context"))).get("context") or {}
+    chosen = named(view, "contexts", str(view.get("current-context"))).get("context") or {}
     team = namespace or chosen.get("namespace") or "default"
     if not NAMESPACE.fullmatch(str(team)):
         raise UserError(f"{team!r} is not a valid name of a namespace", "such as team-a")
@@ -86,7 +86,7 @@ def eks(view: Object, chosen: Object) -> dict[str, str]:
     name = region = ""
     if found := ARN.fullmatch(str(chosen.get("cluster"))):
         name, region = found["name"], found["region"]
-    user = _named(view, "users", str(chosen.get("user"))).get("user") or {}
+    user = named(view, "users", str(chosen.get("user"))).get("user") or {}
     words = [str(one) for one in (user.get("exec") or {}).get("args") or []]
     if "get-token" in words or "token" in words:
         name = next((value for option in NAMED if (value := _after(words, option))), name)
@@ -102,6 +102,6 @@ def _after(words: Sequence[str], option: str) -> str:
     return next((value for word, value in itertools.pairwise(words) if word == option), "")
 
 
-def _named(view: Object, part: str, name: str) -> Object:
+def named(view: Object, part: str, name: str) -> Object:
     """Return the entry of a part of the kubeconfig by its name, or an empty one."""
     return next((one for one in view.get(part) or [] if one.get("name") == name), {})

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tools.cells import locate
-from tools.cluster.cluster_directory import is_of_a_node
+from tools.cluster.cluster_directory import claim_folder
 from tools.cluster.machines import usable
-from tools.cluster.observe import DEFAULT_CLASS
+from tools.cluster.observe import DEFAULT_CLASS, is_default
 from tools.cluster.snapshot import CLASSES, CRD, JOBS, Snapshot
 from tools.cluster.steps import Step
 from tools.core import repo
@@ -143,15 +143,12 @@ def _path(path: str) -> str:
 
 def _storage(seen: Snapshot) -> str:
     """Return the folder of base/storage that fits the default storage class. Raises UserError without one."""
-    default = [
-        one for one in seen.of(CLASSES) if (one["metadata"].get("annotations") or {}).get(DEFAULT_CLASS) == "true"
-    ]
-    if not default:
+    default = next(filter(is_default, seen.of(CLASSES)), None)
+    if default is None:
         there = ", ".join(map(name_of, seen.of(CLASSES))) or "none"
         hint = f"kubectl annotate storageclass NAME {DEFAULT_CLASS}=true; classes: {there}"
         raise UserError("the cluster has no default storage class", hint, 1)
-    is_local = is_of_a_node(str(default[0].get("provisioner"))) or len(seen.of("nodes")) == 1
-    return "single-node" if is_local else "default-class"
+    return claim_folder(default, seen)
 
 
 def _others(seen: Snapshot) -> list[str]:

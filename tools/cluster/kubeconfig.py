@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.aws.session import Session
+from tools.cluster.context import named
 from tools.core.command_line import TooLarge, captured, operand
 from tools.core.errors import UserError
 from tools.kube.kubectl import Kubectl
@@ -83,5 +84,4 @@ def _view() -> dict[str, Any]:
 
 
 def _context(config: dict[str, Any], name: str) -> dict[str, Any]:
-    rows = config.get("contexts") or []
-    return next((dict(row["context"]) for row in rows if row["name"] == name), {})
+    return dict(named(config, "contexts", name).get("context") or {})

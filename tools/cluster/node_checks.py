@@ -55,12 +55,10 @@ def room(spec: Spec, snapshot: Snapshot) -> Finding | None:
         if one.cpu_m < cpu or one.memory_mib < memory:
             has = f"{one.cpu_m}m processors and {one.memory_mib}Mi"
             small.append(f"{one.name} ({one.instance}): {has} allocatable, a pod asks for {cpu}m and {memory}Mi")
-    if not nodes:
-        return None
     if small:
         remedy = "describe such nodes (yard new hardware NAME --node NODE), or let the kubelet reserve less"
         return bad("room", f"{len(small)} of {len(nodes)} nodes are too small for a cell's pod", remedy, *small)
-    return good("room", f"a cell's pod fits each of {len(nodes)} nodes with accelerators")
+    return good("room", f"a cell's pod fits each of {len(nodes)} nodes with accelerators") if nodes else None
 
 
 def efa(spec: Spec, snapshot: Snapshot) -> Finding | None:
@@ -70,15 +68,13 @@ def efa(spec: Spec, snapshot: Snapshot) -> Finding | None:
         f"{one.name} ({one.instance}): {one.efa} of {machine.efa}" for one, machine in nodes if one.efa < machine.efa
     ]
     none = [f"{one.name} ({one.instance}): 0 of {machine.efa}" for one, machine in nodes if one.efa == 0]
-    if not nodes:
-        return None
     if none:
         remedy = "set efaEnabled for the group, and install the EFA device plugin (base/plugins/efa)"
         return bad("efa", f"{len(none)} of {len(nodes)} nodes advertise no {EFA}", remedy, *none)
     if fewer:
         summary = f"{len(fewer)} nodes have fewer interfaces than their instance type"
         return warn("efa", summary, "yard cluster stack", *fewer)
-    return good("efa", f"{len(nodes)} nodes have all interfaces of their instance type")
+    return good("efa", f"{len(nodes)} nodes have all interfaces of their instance type") if nodes else None
 
 
 def health_agents(spec: Spec, snapshot: Snapshot) -> Finding | None:

@@ -104,7 +104,7 @@ def observe(kubectl: Kubectl, spec: Spec, team: str | None, known: Mapping[str, 
     classes = seen.of(CLASSES)
     tables: tuple[tuple[str, str, Callable[[], str]], ...] = (
         ("STORAGE_CLASSES", CLASSES, lambda: _listed(map(name_of, classes))),
-        ("DEFAULT_STORAGE_CLASS", CLASSES, lambda: _listed(name_of(one) for one in classes if _is_default(one))),
+        ("DEFAULT_STORAGE_CLASS", CLASSES, lambda: _listed(name_of(one) for one in classes if is_default(one))),
         ("CLAIMS", CLAIMS, lambda: _listed(_in(place, seen.of(CLAIMS)))),
         ("JOB_KINDS", CRD, lambda: _listed(_job_kinds(seen))),
         ("OPERATORS", DEPLOYMENTS, lambda: _listed(_operators(seen))),
@@ -193,7 +193,8 @@ def _in(namespace: str, items: Iterable[Object]) -> Iterator[str]:
     return (name_of(one) for one in items if one["metadata"].get("namespace") == namespace)
 
 
-def _is_default(item: Object) -> bool:
+def is_default(item: Object) -> bool:
+    """Return whether a storage class is the default one."""
     return (item["metadata"].get("annotations") or {}).get(DEFAULT_CLASS) == "true"
 
 

@@ -82,17 +82,9 @@ def run(command: list[str], environment: dict[str, str], progress: Progress) -> 
     Raises Unusable with go's last line.
     """
     what = " ".join(command[: next(index for index, word in enumerate(command) if word.startswith("-"))])
-    pipe = subprocess.PIPE
+    place, null, pipe = environment["GOTMPDIR"], subprocess.DEVNULL, subprocess.PIPE
     try:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            cwd=environment["GOTMPDIR"],
-            stdin=subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
-        )
+        process = subprocess.Popen(command, env=environment, cwd=place, stdin=null, stdout=pipe, stderr=pipe, text=True)
     except OSError as problem:
         raise Unusable(f"{what}: {problem}") from problem
     with process:

@@ -184,16 +184,10 @@ def _training(now: Object) -> str:
     parts = [now["phase"]] if now["phase"] else []
     if now["step"] is not None:
         parts.append(f"step {now['step']}{'/' + str(now['steps']) if now['steps'] else ''}")
-    if now["loss"] is not None:
-        parts.append(f"loss {float(now['loss']):.3f}")
-    if now["tokens_per_s"]:
-        parts.append(f"{float(now['tokens_per_s']):,.0f} tokens/s")
-    if now["samples_per_s"]:
-        parts.append(f"{float(now['samples_per_s']):,.2f} samples/s")
-    if now["mfu"]:
-        parts.append(f"MFU {float(now['mfu']):.1%}")
-    elif now["step"] is not None:
-        parts.append("MFU unknown")
+    forms = {"loss": "loss {:.3f}", "tokens_per_s": "{:,.0f} tokens/s", "samples_per_s": "{:,.2f} samples/s"}
+    parts += [form.format(float(now[key])) for key, form in forms.items() if now[key] is not None]
+    if now["step"] is not None or now["mfu"]:
+        parts.append(f"MFU {float(now['mfu']):.1%}" if now["mfu"] else "MFU unknown")
     if now["seconds_left"] and now["step"] != now["steps"]:
         ends = dict.fromkeys(map(duration, now["seconds_left"]))
         parts.append(f"{' to '.join(ends)} left")

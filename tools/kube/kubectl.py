@@ -88,16 +88,9 @@ class Kubectl:
         out, error = (stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr))
         return subprocess.CompletedProcess(words, done.returncode, out, error)
 
-    def text(
-        self,
-        *arguments: str,
-        names: Sequence[str] = (),
-        command: Sequence[str] | None = None,
-        stdin: str | None = None,
-        seconds: float | None = SECONDS,
-    ) -> str:
-        """Return kubectl's output. Raises UserError with its last message if it fails."""
-        done = self.run(*arguments, names=names, command=command, stdin=stdin, seconds=seconds)
+    def text(self, *arguments: str, **given: Any) -> str:
+        """Return kubectl's output; `given` is what `run` takes. Raises UserError with its last message if it fails."""
+        done = self.run(*arguments, **given)
         if done.returncode != 0:
             raise failure(arguments[0], done.stderr)
         return done.stdout
@@ -130,15 +123,9 @@ class Kubectl:
 
 
 def _lines(words: list[str]) -> Iterator[str]:
+    null, pipe = subprocess.DEVNULL, subprocess.PIPE
     try:
-        process = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-        )
+        process = subprocess.Popen(words, stdin=null, stdout=pipe, stderr=null, text=True, errors="replace")
     except FileNotFoundError:
         raise missing() from None
     with process:
