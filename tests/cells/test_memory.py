@@ -10,11 +10,12 @@ import torch
 from transformers import LlamaConfig, LlamaModel
 
 from tools import cli
-from tools.cells import matrix, memory_model
+from tools.cells import matrix
 from tools.cells import memory as cells_memory
-from tools.cells.memory_model import GIB, Estimate, Room, Term
 from tools.core import repo
 from tools.core.errors import UserError
+from tools.plan import layout, memory
+from tools.plan.memory import GIB, Estimate, Room, Term
 from training.config import Config, load_texts
 from training.models.counting import parameters
 from training.trainer import parallelize
@@ -93,7 +94,7 @@ def test_the_smallest_cell_needs_less_than_any_other() -> None:
 
 
 def test_the_trainer_gathers_as_the_formula_says() -> None:
-    assert memory_model.KEEP_GATHERED_BELOW == parallelize.KEEP_GATHERED_BELOW
+    assert layout.KEEP_GATHERED_BELOW == parallelize.KEEP_GATHERED_BELOW
 
 
 def test_states_are_what_torch_holds() -> None:
@@ -106,7 +107,7 @@ def test_states_are_what_torch_holds() -> None:
     optimizer = torch.optim.AdamW(held, fused=True)
     head(model(input_ids=torch.arange(8)[None]).last_hidden_state).sum().backward()
     optimizer.step()
-    estimate = memory_model.estimate(wanted, 1, CARD)
+    estimate = memory.estimate(wanted, 1, CARD)
     assert term(estimate, "weights").nbytes == sum(p.nbytes for p in held)
     assert term(estimate, "gradients").nbytes == sum(p.grad.nbytes for p in held if p.grad is not None)
     states = [state for one in optimizer.state.values() for state in one.values() if state.dim()]
@@ -131,7 +132,7 @@ def test_activations_are_what_a_compiled_block_keeps() -> None:
         model(inputs_embeds=inputs, position_ids=torch.arange(length)[None])
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     measured = sum(storage.nbytes() for address, storage in saved.items() if address not in own)
-    counted = term(memory_model.estimate(wanted, 1, CARD), "activations").nbytes
+    counted = term(memory.estimate(wanted, 1, CARD), "activations").nbytes
     assert counted <= measured <= 1.1 * counted
 
 
@@ -145,7 +146,7 @@ def _hf(wanted: Config, layers: int) -> LlamaConfig:
 
 
 def test_more_processes_share_the_states() -> None:
-    one, four = (memory_model.estimate(config(batch=8 * nodes), nodes, CARD) for nodes in (1, 4))
+    one, four = (memory.estimate(config(batch=8 * nodes), nodes, CARD) for nodes in (1, 4))
     for name in ("weights", "gradients", "optimizer"):
         assert term(one, name).nbytes == pytest.approx(4 * term(four, name).nbytes, abs=8)
     assert term(one, "activations") == term(four, "activations")
@@ -153,22 +154,22 @@ def test_more_processes_share_the_states() -> None:
 
 def test_accumulation_keeps_whole_gradients_of_a_sharded_model_only() -> None:
     count = parameters(config().model)
-    assert term(memory_model.estimate(config(batch=32), 1, CARD), "accumulated gradients").nbytes == 4 * count
+    assert term(memory.estimate(config(batch=32), 1, CARD), "accumulated gradients").nbytes == 4 * count
     for other in (config(batch=8), config(batch=32, sharding="ddp")):
-        names = [one.name for one in memory_model.estimate(other, 1, CARD).terms]
+        names = [one.name for one in memory.estimate(other, 1, CARD).terms]
         assert "accumulated gradients" not in names
 
 
 def test_recomputing_keeps_the_blocks_inputs_and_one_block() -> None:
     whole, less = (
-        term(memory_model.estimate(config(recompute=how), 1, CARD), "activations").nbytes for how in ("none", "full")
+        term(memory.estimate(config(recompute=how), 1, CARD), "activations").nbytes for how in ("none", "full")
     )
     assert less == 320 * 4 * 512 * 2 + whole // 4
 
 
 def test_the_larger_peak_counts() -> None:
     """Logits of many sequences outgrow the exchange of gradients; with one short one it is the other way."""
-    many, few = memory_model.estimate(config(64, 8), 1, CARD), memory_model.estimate(config(), 1, CARD)
+    many, few = memory.estimate(config(64, 8), 1, CARD), memory.estimate(config(), 1, CARD)
     assert "logits" in [one.name for one in many.terms]
     assert "gradient exchange" in [one.name for one in many.left_out]
     assert few.needed == sum(one.nbytes for one in few.terms) >= sum(one.nbytes for one in few.steady)

@@ -15,7 +15,7 @@ from tools.cli import yard
 
 ROOT = Path(__file__).resolve().parents[2]
 # Packages from the highest level to the lowest. Packages of one level do not import each other.
-TOOLS = """cli | gitops job | prove | cluster image preflight local new stage | cells simulator | workload
+TOOLS = """cli | gitops job | prove | cluster image preflight local new stage | cells simulator | plan | workload
     | kube aws facts | core"""
 TRAINING = """pretrain finetune bert entrypoint precompile checkpoints agent | prove | pod | trainer | upload | export
     | prepare sample stage | weights | data models | task | distributed | device | neuron | config checkpoint

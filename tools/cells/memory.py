@@ -1,4 +1,4 @@
-"""The memory that cells need: `memory_model` applied to a cell and its machine."""
+"""The memory that cells need: `tools.plan.memory` applied to a cell and its machine."""
 
 import json
 from itertools import product
@@ -10,13 +10,12 @@ from ruamel.yaml import YAML
 from tools.cells import instance_patch
 from tools.cells.matrix import MATRIX, Cell, Matrix, configuration
 from tools.cells.matrix_file import text_of
-from tools.cells.memory_model import Estimate, Room, estimate
 from tools.core.errors import UserError
 from tools.facts.instances import Instance
 from tools.kube.quantity import quantity
+from tools.plan.memory import Estimate, Room, estimate
 from training.config import ConfigError
 
-MIB = 2**20
 MICRO = (1, 2, 4, 8, 16)  # micro batch sizes that `smallest` tries
 
 
@@ -37,11 +36,7 @@ def room_of(root: Path, cell: Cell) -> Room:
 
 def room_on(instance: Instance) -> Room:
     """Return the memory of each process on a machine: of its share of an accelerator, or of the pod."""
-    if not instance.accelerators:
-        return Room(1, instance_patch.memory_mib(instance) * MIB, "pod")
-    what = "GPU" if instance.cores_per_accelerator == 1 else "core"
-    each = instance.accelerator_memory_mib * MIB // instance.cores_per_accelerator
-    return Room(instance.processes, each, what)
+    return Room.on(instance, instance_patch.memory_mib(instance))
 
 
 def where(cell: Cell) -> str:

@@ -5,9 +5,9 @@ from itertools import product
 
 from tools.cells import matrix
 from tools.cells import memory as cells_memory
-from tools.cells.memory_model import GIB, Estimate
 from tools.core import output, repo
 from tools.core.errors import UserError
+from tools.plan.memory import GIB, Estimate
 
 
 def command(names: tuple[str, ...], every: bool, as_json: bool) -> int:

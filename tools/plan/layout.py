@@ -1,0 +1,227 @@
+"""What a run is to the planner: the architecture, how ranks share the work, the card and its links."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+from tools.core.tables import load
+from tools.facts.instances import Instance
+from training.config import Config
+from training.models import counting
+
+# training/trainer/parallelize.py: below this FSDP keeps the gathered weights from forward to backward.
+KEEP_GATHERED_BELOW = 4_000_000_000
+FULL, HALF = 4, 2  # bytes of a number in fp32 and in bf16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An architecture. Parameters are counted from the sizes, or taken from training/models/counting.py."""
+
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocab: int
+    head_dim: int = 0
+    gated: bool = True  # SwiGLU, RMS norms and rotary positions; else GELU, layer norms and learned positions
+    tied: bool = False
+    causal: bool = True
+    experts: int = 1
+    chosen: int = 1
+    windows: tuple[int | None, ...] = ()
+    counted: tuple[int, int] | None = None  # parameters of a block, and outside the blocks
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Return the architecture of a configuration."""
+        model = config.model
+        return cls(
+            model.hidden_size, model.intermediate_size, model.num_hidden_layers, model.num_attention_heads,
+            model.num_key_value_heads, model.vocab_size, model.head_size, model.bert is None,
+            model.tie_word_embeddings, model.bert is None, model.num_local_experts or 1,
+            model.num_experts_per_tok or 1, tuple(model.windows),
+            (counting.layer_parameters(model), counting.outer_parameters(model)),
+        )  # fmt: skip
+
+    @property
+    def queries(self) -> int:
+        return self.heads * (self.head_dim or self.hidden // self.heads)
+
+    @property
+    def narrow(self) -> int:
+        return self.queries * self.kv_heads // self.heads
+
+    @cached_property
+    def linears(self) -> tuple[tuple[str, int, int, int], ...]:
+        """Matrix products of a block for one token: (kind, inputs, outputs, how many)."""
+        up = 2 if self.gated else 1
+        return (
+            ("attention", self.hidden, self.queries + 2 * self.narrow, 1),
+            ("attention", self.queries, self.hidden, 1),
+            ("MLP", self.hidden, up * self.inner, self.chosen),
+            ("MLP", self.inner, self.hidden, self.chosen),
+        )
+
+    @property
+    def expert(self) -> int:
+        """Parameters of a block's experts; those of its one MLP without experts."""
+        return self.experts * (3 if self.gated else 2) * self.hidden * self.inner
+
+    @property
+    def block(self) -> int:
+        if self.counted:
+            return self.counted[0]
+        attention = self.hidden * (self.queries + 2 * self.narrow) + self.queries * self.hidden
+        return attention + self.expert + 2 * self.hidden + (self.experts > 1) * self.experts * self.hidden
+
+    @property
+    def outer(self) -> int:
+        words = self.vocab * self.hidden * (1 if self.tied else 2)
+        return self.counted[1] if self.counted else words + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        return self.layers * self.block + self.outer
+
+    @property
+    def flops_per_token(self) -> int:
+        """Forward and backward pass without attention: 6 for each parameter that multiplies a token."""
+        idle = self.layers * self.expert * (self.experts - self.chosen) // self.experts
+        looked_up = 0 if self.tied else self.vocab * self.hidden
+        return 6 * (self.parameters - idle - looked_up)
+
+
+@dataclass(frozen=True)
+class Card:
+    """An accelerator: data sheet figures and where they stand. Bytes and FLOP a second."""
+
+    name: str
+    peak: float  # dense bf16
+    peak_fp8: float | None
+    bandwidth: float  # of its memory
+    link: float  # to the other cards of a node, one direction
+    efficiency: str  # the fitted constants that this card uses; "" if it has none
+    source: str
+
+
+_TABLE: dict[str, Any] = load("facts/cards.yaml")
+CARDS = {name: Card(name, **row) for name, row in _TABLE["cards"].items()}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a run is laid out: micro batches, the ranks that share the model, number formats, kernels."""
+
+    length: int  # tokens of a sequence
+    micro: int  # sequences of a rank and pass
+    accumulation: int = 1  # passes of a step
+    gpus: int = 1
+    per_node: int = 8
+    shard: int = 1  # ranks that share the states (FSDP); 1: every rank holds all of them
+    zero1: bool = False  # whether replicas share the optimizer's state (Megatron's distributed optimizer)
+    gathers: int = 2  # all-gathers of the weights in a pass
+    sync_each: bool = True  # whether each pass exchanges gradients
+    tensor: int = 1
+    context: int = 1
+    pipeline: int = 1
+    interleave: int = 1
+    async_tensor: bool = False
+    recompute: str = "none"  # none, selective, selective-layer, full
+    kernels: str = "compiled"  # compiled, eager
+    attention: str = "flash2"  # eager, flash2, flash3
+    precision: str = "bf16"  # bf16, fp8, fp8-rowwise, fp8-te, fp32
+    trained: int | None = None  # parameters that are trained, if not all; the rest is frozen
+    rank: int = 0  # of the adapters
+    targets: int = 0  # inputs and outputs of the adapted linears of a block
+    weight: int = FULL  # bytes of a trained weight
+    moments: int = 2 * FULL  # bytes of the optimizer's state for a weight
+    reduced: int = FULL  # bytes of a gradient in the exchange
+    chunked_loss: bool = False
+
+    @classmethod
+    def of(cls, config: Config, nodes: int, per_node: int) -> Self:
+        """Return the layout of a configuration. Raises ConfigError if the batch cannot be divided."""
+        parallel, device, lora = config.parallel, config.device, config.lora
+        world = nodes * per_node
+        total = counting.parameters(config.model)
+        shapes = counting.linear_shapes(config.model)
+        sharded = parallel.sharding == "fsdp" and world > 1
+        plain = device.attention == "eager" or (
+            device.attention == "auto" and device.type == "cpu" and config.sequence_length <= 512
+        )
+        return cls(
+            config.sequence_length, parallel.micro_batch_size, config.accumulation(world), world, per_node,
+            shard=world if sharded else 1, gathers=1 if total < KEEP_GATHERED_BELOW else 2, sync_each=False,
+            recompute=parallel.activation_checkpointing, kernels="eager" if device.compile == "off" else "compiled",
+            attention="eager" if plain else "flash2", precision="fp32" if device.precision == "fp32" else "bf16",
+            trained=None if lora is None else counting.trainable_parameters(config.model, lora),
+            rank=lora.rank if lora else 0,
+            targets=sum(sum(shapes[name]) for name in lora.target_modules) if lora else 0,
+        )  # fmt: skip
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a rank and pass."""
+        return self.micro * self.length // self.context
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that see different sequences."""
+        return self.gpus // (self.tensor * self.context * self.pipeline)
+
+    @property
+    def step_tokens(self) -> int:
+        return self.replicas * self.micro * self.length * self.accumulation
+
+    @property
+    def state_ranks(self) -> int:
+        """Ranks that share the optimizer's state."""
+        return self.replicas * self.context if self.zero1 else self.shard
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks among which the layers themselves are divided."""
+        return self.tensor * self.pipeline
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The card of a run, and the bytes a second that leave a node."""
+
+    card: Card
+    network: float
+    network_name: str
+
+    @classmethod
+    def of(cls, instance: Instance) -> Self | None:
+        """Return an EC2 machine, or None where its card is not in the facts."""
+        name = instance.accelerator or ""
+        size = f"{name}-{40 if instance.accelerator_memory_mib < 50_000 else 80}"
+        card = CARDS.get(name) or CARDS.get(size)
+        if card is None:
+            return None
+        return cls(card, instance.network_mbps * 1e6 / 8, "EFA" if instance.efa else "TCP")
+
+    def bus(self, layout: Layout, ranks: int, stride: int = 1) -> tuple[float, str]:
+        """Return the bus bandwidth of a collective of `ranks` that are `stride` apart, and its network."""
+        span = min(ranks * stride, layout.gpus)
+        link = self.card.link * _TABLE["link_share"]
+        if span <= layout.per_node:
+            return link, "NVLink" if self.card.link > 100e9 else "PCIe"
+        network = self.network * _TABLE["network_share"][self.network_name]
+        rings = max(1, min(stride, layout.per_node))  # groups that share the node's links
+        return min(link, network / rings), self.network_name
+
+
+def nodes_of(layout: Layout) -> int:
+    return math.ceil(layout.gpus / layout.per_node)
+
+
+def with_defaults(row: dict[str, Any]) -> Layout:
+    """Return the layout of a published row: FSDP over all ranks that no other axis takes, two all-gathers."""
+    fields = {key: value for key, value in row.items() if key in Layout.__dataclass_fields__}
+    layout = Layout(**fields, **({} if "per_node" in fields else {"per_node": min(8, fields.get("gpus", 1))}))
+    return layout if "shard" in fields else replace(layout, shard=layout.replicas * layout.context)

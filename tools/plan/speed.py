@@ -1,0 +1,217 @@
+"""The time of a step, term by term."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tools.plan.layout import FULL, HALF, Layout, Machine, Shape
+
+# Bytes that kernels move between the blocks' matrix products, for each token: per value of the residual stream, of
+# queries and keys, of the MLP's inner width; forward, backward. Compiled: each norm reads the stream and the residual
+# and writes both; rotary positions read and write; SwiGLU reads two and writes one, its backward reads three and
+# writes two. Eager: each operation of RMSNorm and of the rotation is a kernel of its own, in fp32.
+MOVED = {
+    ("compiled", True): ((16, 16), (4, 4), (6, 12)),
+    ("compiled", False): ((16, 16), (0, 0), (4, 6)),
+    ("eager", True): ((84, 152), (20, 20), (10, 18)),
+    ("eager", False): ((20, 24), (4, 4), (4, 6)),
+}
+LOGIT = {"compiled": 10, "eager": 28}  # bytes moved for each logit: cast, softmax, its gradient
+WEIGHT = 16  # bytes moved for each weight and pass: gathered weights and gradients copied in and out
+OPTIMIZER = 32  # bytes moved for each weight and step: AdamW reads four and writes three, clipping reads one
+# Bytes moved for each value that becomes fp8: maximum, cast, transpose; Transformer Engine casts in the kernel before.
+QUANTISED = {"fp8": 4, "fp8-rowwise": 4, "fp8-te": 1}
+# FlashAttention in Triton is slower than FlashAttention 2: by 1.3 to 2.5 (Dao 2023, arXiv 2307.08691).
+FIRST_FLASH = 1.3
+# Share of the forward pass that is computed again: (matrix products, attention, the rest).
+AGAIN = {"none": (0, 0, 0), "selective": (0.5, 0, 1), "selective-layer": (0.5, 0.5, 0.5), "full": (1, 1, 1)}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One part of a step: its seconds, and the arithmetic."""
+
+    name: str
+    seconds: float
+    how: str
+
+
+def terms(shape: Shape, layout: Layout, machine: Machine, fitted: Mapping[str, float]) -> list[Step]:
+    """Return the parts of a step's time."""
+    return _Clock(shape, layout, machine, fitted).terms()
+
+
+def seconds(shape: Shape, layout: Layout, machine: Machine, fitted: Mapping[str, float]) -> float:
+    return sum(term.seconds for term in terms(shape, layout, machine, fitted))
+
+
+def used(layout: Layout, machine: Machine) -> set[str]:
+    """Return the fitted constants that a run depends on: without a source for one, nothing is predicted."""
+    card = machine.card.efficiency
+    names = {f"matmul {card}", _kernel(layout, machine)}
+    if layout.precision.startswith("fp8"):
+        names.add(layout.precision)
+    if layout.tensor > 1:
+        names.add("async tensor" if layout.async_tensor else "tensor")
+    return names
+
+
+def _kernel(layout: Layout, machine: Machine) -> str:
+    name = "flash2" if layout.attention == "flash1" else layout.attention
+    return f"{name} {machine.card.efficiency}"
+
+
+@dataclass(frozen=True)
+class _Clock:
+    shape: Shape
+    layout: Layout
+    machine: Machine
+    fitted: Mapping[str, float]
+
+    @property
+    def _bandwidth(self) -> float:
+        return self.machine.card.bandwidth * self.fitted["bandwidth"]
+
+    def _product(self, rows: float, inner: float, outer: float, fp8: bool = False) -> float:
+        """A matrix product: its FLOP at the card's rate, and the share of its reads that is not hidden."""
+        rate = self.machine.card.peak * self.fitted[f"matmul {self.machine.card.efficiency}"]
+        if fp8:
+            rate *= self.fitted[self.layout.precision]
+        moved = HALF * (rows * inner + inner * outer + rows * outer)
+        return 2 * rows * inner * outer / rate + self.fitted["matmul reads"] * moved / self._bandwidth
+
+    def _products(self) -> tuple[float, float]:
+        """Seconds of the blocks' products in the forward and in the backward pass of one micro batch."""
+        layout, forward, backward = self.layout, 0.0, 0.0
+        fp8 = layout.precision.startswith("fp8")
+        for _, inner, outer, times in self.shape.linears:
+            split = layout.tensor
+            one = times * self._product(layout.tokens, inner, outer / split, fp8)
+            forward += one
+            backward += one * (1 if layout.trained is not None else 2)
+        if layout.rank:
+            adapter = self._product(layout.tokens, layout.targets / layout.tensor, layout.rank)
+            forward, backward = forward + adapter, backward + 2 * adapter
+        again = AGAIN[layout.recompute][0] * forward
+        scale = self.shape.layers / layout.pipeline
+        return forward * scale, (backward + again) * scale
+
+    def _head(self) -> tuple[float, float]:
+        layout = self.layout
+        one = self._product(layout.tokens, self.shape.hidden, self.shape.vocab / layout.tensor) / layout.pipeline
+        return one, one * (1 if layout.trained is not None else 2)
+
+    def _attention(self) -> tuple[float, float]:
+        """Queries on keys and probabilities on values: half of it under a causal mask; backward 2.5 times."""
+        layout, shape = self.layout, self.shape
+        rate = self.machine.card.peak * self.fitted[_kernel(layout, self.machine)]
+        rate /= FIRST_FLASH if layout.attention == "flash1" else 1
+        windows = shape.windows or (None,) * shape.layers
+        forward = 0.0
+        for window in windows:
+            seen = min(window or layout.length, layout.length)
+            share = 0.5 if shape.causal and seen == layout.length else 1
+            slow = 1 + self.fitted["short rows"] / seen
+            forward += 4 * layout.tokens * seen * shape.queries * share * slow / rate
+        forward /= layout.model_ranks
+        return forward, forward * (2.5 + AGAIN[layout.recompute][1])
+
+    def _moved(self) -> tuple[float, float]:
+        """Everything between the products: bytes over bandwidth."""
+        layout, shape = self.layout, self.shape
+        stream, turned, inner = MOVED[layout.kernels, shape.gated]
+        inside = [
+            stream[way] * shape.hidden
+            + (turned[way] * (shape.queries + shape.narrow) + inner[way] * shape.inner * shape.chosen)
+            for way in (0, 1)
+        ]
+        quantised = QUANTISED.get(layout.precision, 0)
+        for _, into, outof, times in shape.linears:
+            inside[0] += quantised * into * times
+            inside[1] += quantised * outof * times
+        scale = layout.tokens * shape.layers / layout.model_ranks / self._bandwidth
+        if layout.kernels == "eager":
+            scale *= self.fitted["eager"]
+        forward, backward = (value * scale for value in inside)
+        return forward, backward + AGAIN[layout.recompute][2] * forward
+
+    def _logits(self) -> float:
+        moved = LOGIT[self.layout.kernels] * self.layout.tokens * self.shape.vocab
+        return moved / self.layout.model_ranks / self._bandwidth
+
+    def _weights(self) -> float:
+        held = self.shape.parameters / self.layout.model_ranks
+        share = WEIGHT if self.layout.trained is None else HALF * 2
+        return share * held / self._bandwidth
+
+    def _optimizer(self) -> float:
+        trained = self.layout.trained or self.shape.parameters
+        local = trained / self.layout.model_ranks / self.layout.state_ranks
+        return OPTIMIZER * local / self._bandwidth
+
+    def _gather(self, nbytes: float, ranks: int, stride: int) -> float:
+        """All-gather or reduce-scatter of `nbytes` over `ranks`."""
+        if ranks == 1:
+            return 0.0
+        bus, _ = self.machine.bus(self.layout, ranks, stride)
+        hops = self.shape.layers / self.layout.pipeline * (20e-6 + self.fitted["latency"] * ranks)
+        return nbytes * (ranks - 1) / ranks / bus + hops
+
+    def _exchange(self, forward: float, backward: float) -> tuple[float, str]:
+        """Exposed exchange of weights and gradients over a step."""
+        layout = self.layout
+        held = self.shape.parameters / layout.model_ranks
+        trained = (layout.trained or self.shape.parameters) / layout.model_ranks
+        stride = layout.tensor
+        gather = self._gather(HALF * held, layout.shard, stride)
+        scatter = self._gather(layout.reduced * trained, layout.shard, stride)
+        copies = layout.replicas * layout.context // layout.shard
+        reduce = 2 * self._gather(layout.reduced * trained / layout.shard, copies, stride * layout.shard)
+        early, late = gather, gather * (layout.gathers - 1)
+        passes, last = layout.accumulation, layout.accumulation if layout.sync_each and layout.shard > 1 else 1
+        total = passes * self._exposed(early, forward)
+        total += last * self._exposed(late + scatter, backward)
+        total += (passes - last) * self._exposed(late, backward)
+        total += self._exposed(reduce, backward)
+        bus, network = self.machine.bus(layout, max(layout.shard, copies), stride)
+        return total, f"{network}, {bus / 1e9:.0f} GB/s"
+
+    def _exposed(self, exchange: float, compute: float) -> float:
+        """What the computation does not hide, and what it is slowed down by sharing the card."""
+        return max(0.0, exchange - compute) + self.fitted["contention"] * min(exchange, compute)
+
+    def _tensor(self) -> float:
+        """Two all-gathers and two reduce-scatters of activations in each direction of a block."""
+        layout = self.layout
+        if layout.tensor == 1:
+            return 0.0
+        ways = 10 if layout.recompute == "full" else 8
+        one = self._gather(HALF * layout.tokens * self.shape.hidden, layout.tensor, 1)
+        shown = self.fitted["async tensor" if layout.async_tensor else "tensor"]
+        return ways * self.shape.layers / layout.pipeline * one * shown
+
+    def _context(self, attention: float) -> float:
+        """Keys and values of the other ranks, and their gradients."""
+        layout = self.layout
+        nbytes = 2 * HALF * self.shape.narrow / layout.tensor * layout.tokens * layout.context
+        ways = 4 if layout.recompute == "full" else 3
+        one = self._gather(nbytes, layout.context, layout.tensor) * self.shape.layers / layout.pipeline
+        return self._exposed(ways * one, attention)
+
+    def terms(self) -> list[Step]:
+        layout, passes = self.layout, self.layout.accumulation
+        products, head, attention, moved = self._products(), self._head(), self._attention(), self._moved()
+        forward = products[0] + head[0] + attention[0] + moved[0]
+        backward = products[1] + head[1] + attention[1] + moved[1]
+        exchange, network = self._exchange(forward, backward)
+        bubble = (layout.pipeline - 1) / (passes * layout.interleave) * passes * (forward + backward)
+        return [
+            Step("matrix products", passes * sum(products), ""),
+            Step("output head", passes * sum(head), ""),
+            Step("attention", passes * sum(attention), ""),
+            Step("memory-bound parts", passes * (sum(moved) + self._logits() + self._weights()), ""),
+            Step("optimizer", self._optimizer(), ""),
+            Step("exchange of weights and gradients", exchange, network),
+            Step("tensor parallelism", passes * self._tensor(), ""),
+            Step("context parallelism", passes * self._context(sum(attention)), ""),
+            Step("pipeline bubble", bubble, ""),
+        ]
