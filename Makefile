@@ -32,7 +32,7 @@ export PROMPT
 # These would redirect an import or an installation.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
 
-.PHONY: help setup setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-long test-security audit test-cluster test-cluster-all test-flux test-images test-neuron bench-cells bench-compile bench-restart prove-bench bench-data lint format types docs docs-serve ci lock lock-neuron clean purge
+.PHONY: help setup setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-long test-security audit test-cluster test-cluster-all test-flux test-images test-neuron bench-cells bench-compile bench-restart prove-bench bench-data plan-error lint format types docs docs-serve ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -165,6 +165,9 @@ bench-restart: setup-dev ## Time the start and the restart of two ranks, from to
 
 prove-bench: setup-dev ## Prove planted defects, healthy scripts and our trainers; run again to continue (ARGS=ddp)
 	@.venv/bin/python -m tests.parts.venv tests/prove/requirements.lock && exec .venv/bin/python -m tests.prove.bench $(ARGS)
+
+plan-error: setup-dev ## Predict published runs by constants fitted to the other sources, and print the planner's error (ARGS=rows.yaml)
+	@exec .venv/bin/python -m tests.plan.error $(ARGS)
 
 bench-data: setup-dev ## Time preparing text, compared with datasets.map and the same tokenizer
 	@exec .venv/bin/python -m tests.cli.bench_data

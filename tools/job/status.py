@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tools.core import output
 from tools.core.timestamps import duration, moment
-from tools.job import ranks
+from tools.job import planned, ranks
 from tools.job.metrics import progress, series
 from tools.job.metrics.progress import Progress
 from tools.job.metrics.series import Record
@@ -47,6 +47,7 @@ class Status:
             "moved_seconds_ago": round((now.now - moved).total_seconds()) if moved else None,
             "checkpoints": [one["step"] for one in run.get("checkpoints") or [] if one.get("step") is not None],
             "restarts": len(series.gaps(now.records)),
+            "plan": planned.beside(self.snapshot, present),
         }
 
     def _present(self, now: Progress) -> list[Record]:
@@ -156,6 +157,8 @@ def lines(status: Status) -> list[str]:
     training, steps = value["training"], value["training"]["checkpoints"]
     rows = [("state", f"{value['state']}, created {duration(value['age_s'])} ago")]
     rows.append(("training", _training(training)))
+    if plan := training["plan"]:
+        rows.append(("plan", plan["says"]))
     if steps:
         rows.append(("checkpoints", f"{len(steps)}, the newest of step {steps[-1]}"))
     if event := value["last_event"]:

@@ -105,10 +105,13 @@ class Card:
     link: float  # to the other cards of a node, one direction
     efficiency: str  # the fitted constants that this card uses; "" if it has none
     source: str
+    error: float = 0.0  # nine in ten errors are smaller; 0: as the table of all cards
 
 
 _TABLE: dict[str, Any] = load("facts/cards.yaml")
-CARDS = {name: Card(name, **row) for name, row in _TABLE["cards"].items()}
+CALIBRATED: dict[str, Any] = load("facts/calibrated.yaml")  # by `yard plan calibrate`
+CARDS = {name: Card(name, **row) for name, row in {**_TABLE["cards"], **CALIBRATED["cards"]}.items()}
+FITTED: dict[str, float] = {**_TABLE["fitted"], **CALIBRATED["fitted"]}
 
 
 @dataclass(frozen=True)
@@ -144,19 +147,21 @@ class Layout:
     @classmethod
     def of(cls, config: Config, nodes: int, per_node: int) -> Self:
         """Return the layout of a configuration. Raises ConfigError if the batch cannot be divided."""
-        parallel, device, lora = config.parallel, config.device, config.lora
-        world = nodes * per_node
-        total = counting.parameters(config.model)
+        keys, device, lora = config.parallel.model_dump(), config.device, config.lora
+        world, total = nodes * per_node, counting.parameters(config.model)
         shapes = counting.linear_shapes(config.model)
-        sharded = parallel.sharding == "fsdp" and world > 1
+        small, sharded = total < KEEP_GATHERED_BELOW, keys["sharding"] != "ddp" and world > 1
+        reshard = keys.get("reshard_after_forward", "auto")
         plain = device.attention == "eager" or (
             device.attention == "auto" and device.type == "cpu" and config.sequence_length <= 512
         )
         return cls(
-            config.sequence_length, parallel.micro_batch_size, config.accumulation(world), world, per_node,
-            shard=world if sharded else 1, gathers=1 if total < KEEP_GATHERED_BELOW else 2, sync_each=False,
-            recompute=parallel.activation_checkpointing, kernels="eager" if device.compile == "off" else "compiled",
+            config.sequence_length, config.parallel.micro_batch_size, config.accumulation(world), world, per_node,
+            shard=(per_node if keys["sharding"] == "hsdp" else world) if sharded else 1,
+            gathers=1 if (small if reshard == "auto" else not reshard) else 2, sync_each=not small,
+            recompute=keys["activation_checkpointing"], kernels="eager" if device.compile == "off" else "compiled",
             attention="eager" if plain else "flash2", precision="fp32" if device.precision == "fp32" else "bf16",
+            reduced=HALF if keys.get("reduce_precision") == "bf16" else FULL,
             trained=None if lora is None else counting.trainable_parameters(config.model, lora),
             rank=lora.rank if lora else 0,
             targets=sum(sum(shapes[name]) for name in lora.target_modules) if lora else 0,
@@ -208,9 +213,10 @@ class Machine:
     def bus(self, layout: Layout, ranks: int, stride: int = 1) -> tuple[float, str]:
         """Return the bus bandwidth of a collective of `ranks` that are `stride` apart, and its network."""
         span = min(ranks * stride, layout.gpus)
-        link = self.card.link * _TABLE["link_share"]
+        inside = "NVLink" if self.card.link > 100e9 else "PCIe"
+        link = self.card.link * _TABLE["link_share"][inside]
         if span <= layout.per_node:
-            return link, "NVLink" if self.card.link > 100e9 else "PCIe"
+            return link, inside
         network = self.network * _TABLE["network_share"][self.network_name]
         rings = max(1, min(stride, layout.per_node))  # groups that share the node's links
         return min(link, network / rings), self.network_name

@@ -150,7 +150,9 @@ class _Need:
 
     def optimizer(self) -> Term:
         layout = self.layout
-        how = f"{_billions(self.trained)} x {layout.moments} B / {self._divided(layout.state_ranks)}: Adam's two moments"
+        how = (
+            f"{_billions(self.trained)} x {layout.moments} B / {self._divided(layout.state_ranks)}: Adam's two moments"
+        )
         return Term("optimizer", self._held(self.trained, layout.moments, layout.state_ranks), how)
 
     def copies(self) -> Term:
@@ -161,8 +163,12 @@ class _Need:
             count = 0 if layout.precision == "fp32" else self.trained
             return Term("bf16 copies", HALF * count // ranks, f"{_billions(count)} x {HALF} B, kept by autocast")
         if layout.gathers == 1:
-            return Term("bf16 copies", HALF * self.total // ranks, f"{_billions(self.total)} x {HALF} B, gathered and kept")
-        how = f"({_billions(shape.outer)} outside the blocks + 2 blocks of {_billions(shape.block)}) x {HALF} B, gathered"
+            return Term(
+                "bf16 copies", HALF * self.total // ranks, f"{_billions(self.total)} x {HALF} B, gathered and kept"
+            )
+        how = (
+            f"({_billions(shape.outer)} outside the blocks + 2 blocks of {_billions(shape.block)}) x {HALF} B, gathered"
+        )
         return Term("bf16 copies", HALF * (shape.outer + 2 * shape.block) // layout.tensor, how)
 
     def accumulated(self) -> Term:
@@ -178,7 +184,11 @@ class _Need:
         kept, whole = self._stream(), self._whole()
         share = _kept_share(layout.recompute)
         if share == 1:
-            return Term("activations", layout.tokens * layers * whole, f"{layout.tokens:,} tokens x {layers} layers x {whole:,} B")
+            return Term(
+                "activations",
+                layout.tokens * layers * whole,
+                f"{layout.tokens:,} tokens x {layers} layers x {whole:,} B",
+            )
         if layout.recompute == "selective":
             kept = self._selected()
         elif share:

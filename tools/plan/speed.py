@@ -1,7 +1,7 @@
 """The time of a step, term by term."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tools.plan.layout import FULL, HALF, Layout, Machine, Shape
 
@@ -47,7 +47,7 @@ def seconds(shape: Shape, layout: Layout, machine: Machine, fitted: Mapping[str,
 def used(layout: Layout, machine: Machine) -> set[str]:
     """Return the fitted constants that a run depends on: without a source for one, nothing is predicted."""
     card = machine.card.efficiency
-    names = {f"matmul {card}", _kernel(layout, machine)}
+    names = {f"matmul {card}", *([] if layout.attention == "eager" else [_kernel(layout, machine)])}
     if layout.precision.startswith("fp8"):
         names.add(layout.precision)
     if layout.tensor > 1:
@@ -103,6 +103,8 @@ class _Clock:
     def _attention(self) -> tuple[float, float]:
         """Queries on keys and probabilities on values: half of it under a causal mask; backward 2.5 times."""
         layout, shape = self.layout, self.shape
+        if layout.attention == "eager":
+            return self._plain_attention()
         rate = self.machine.card.peak * self.fitted[_kernel(layout, self.machine)]
         rate /= FIRST_FLASH if layout.attention == "flash1" else 1
         windows = shape.windows or (None,) * shape.layers
@@ -114,6 +116,15 @@ class _Clock:
             forward += 4 * layout.tokens * seen * shape.queries * share * slow / rate
         forward /= layout.model_ranks
         return forward, forward * (2.5 + AGAIN[layout.recompute][1])
+
+    def _plain_attention(self) -> tuple[float, float]:
+        """Two products over the whole square, and its scores through memory: written, cast and read again."""
+        layout, shape = self.layout, self.shape
+        width, scores = shape.queries / shape.heads, layout.tokens / layout.length * shape.heads / layout.tensor
+        product = 2 * self._product(layout.length, width, layout.length)
+        moved = 3 * (FULL + FULL + HALF) * layout.length**2 / self._bandwidth
+        forward = (product + moved) * scores * shape.layers / layout.pipeline
+        return forward, forward * (2 + AGAIN[layout.recompute][1])
 
     def _moved(self) -> tuple[float, float]:
         """Everything between the products: bytes over bandwidth."""
@@ -203,15 +214,34 @@ class _Clock:
         forward = products[0] + head[0] + attention[0] + moved[0]
         backward = products[1] + head[1] + attention[1] + moved[1]
         exchange, network = self._exchange(forward, backward)
-        bubble = (layout.pipeline - 1) / (passes * layout.interleave) * passes * (forward + backward)
+        bubble = (layout.pipeline - 1) / layout.interleave * (forward + backward)
+        card, again = self.machine.card, AGAIN[layout.recompute]
+        rate = card.peak * self.fitted[f"matmul {card.efficiency}"] / 1e12
+        ways = "1 + 1" if layout.trained is not None else "1 + 2"
+        shapes = ", ".join(f"{into}x{outof // layout.tensor}" for _, into, outof, _ in self.shape.linears)
+        bus = f"{self._bandwidth / 1e12:.2f} TB/s"
+        products_how = (
+            f"2 x {layout.tokens:,} tokens x [{shapes}] x ({ways} + {again[0]} again) x {self.shape.layers} layers"
+            f" at {rate:.0f} TFLOP/s, and their reads at {bus}"
+        )
+        attention_how = (
+            f"4 x tokens x length x {self.shape.queries} x x (1 + 2.5 + {again[1]} again), half if causal,"
+            f" {layout.attention}"
+        )
+        moved_how = (
+            f"norms, rotation, activation, logits, copies of weights: bytes of {layout.kernels} kernels at {bus}"
+        )
+        steps = (
+            ("matrix products", sum(products), products_how),
+            ("output head", sum(head), f"2 x {layout.tokens:,} tokens x {self.shape.hidden}x{self.shape.vocab}"),
+            ("attention", sum(attention), attention_how),
+            ("memory-bound parts", sum(moved) + self._logits() + self._weights(), moved_how),
+            ("tensor parallelism", self._tensor(), f"activations over {layout.tensor} ranks, exposed"),
+            ("context parallelism", self._context(sum(attention)), f"keys and values over {layout.context} ranks"),
+        )
         return [
-            Step("matrix products", passes * sum(products), ""),
-            Step("output head", passes * sum(head), ""),
-            Step("attention", passes * sum(attention), ""),
-            Step("memory-bound parts", passes * (sum(moved) + self._logits() + self._weights()), ""),
-            Step("optimizer", self._optimizer(), ""),
-            Step("exchange of weights and gradients", exchange, network),
-            Step("tensor parallelism", passes * self._tensor(), ""),
-            Step("context parallelism", passes * self._context(sum(attention)), ""),
-            Step("pipeline bubble", bubble, ""),
+            *(Step(name, passes * one, f"{how}; {passes} passes") for name, one, how in steps),
+            Step("optimizer", self._optimizer(), f"{OPTIMIZER} B a weight of the rank at {bus}"),
+            Step("exchange of weights and gradients", exchange, f"what is exposed: {network}"),
+            Step("pipeline bubble", bubble, f"({layout.pipeline} - 1) / {layout.interleave} of a pass"),
         ]

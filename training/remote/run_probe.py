@@ -91,6 +91,7 @@ def look(run: Path) -> dict[str, Any]:
         "now": time.time(),
         "steps": (configured.get("train") or {}).get("steps"),
         "world_size": info.get("world_size"),
+        "config": json.dumps(configured) if configured else None,
         "heartbeats": every(run / "heartbeat", "rank-*.json"),
         "failures": every(run / "failures", "*.json"),
         "end": read_json(run / "end.json"),

@@ -1,12 +1,15 @@
 """Submit a cell or a manifest to the cluster, and follow the job to its first step or to what delays it."""
 
 import shlex
+import sys
 from dataclasses import dataclass
 
 from tools.cells import knobs as cells_knobs
+from tools.cells import outlook
 from tools.cells.knobs import Knobs
 from tools.cli import _knobs
 from tools.cli.job import _options
+from tools.cli.plan import _shown
 from tools.core import output
 from tools.core.errors import UserError
 from tools.core.wait import sparing
@@ -18,6 +21,7 @@ from tools.job.submit import Applied
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Manifests, name_of
 from tools.workload import kinds
+from training.config import ConfigError
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ def command(
     resume: bool,
     replace: bool,
     dry_run: bool,
+    yes: bool,
     dev: bool,
     no_follow: bool,
     timeout: int,
@@ -59,6 +64,7 @@ def command(
         sync.prepare(job.manifests)
     if sweeps and not as_json:
         output.table([(job.name, *job.knobs.settings) for job in jobs], indent="")
+    _agree([job.manifests for job in jobs], ask=not (yes or dry_run or as_json))
     target = shlex.join([cell] if cell is not None else ["-f", str(file)])
     jobs = _prepared(here, jobs, target, resume, replace)
     applied = [] if dry_run else _apply_all(here, jobs, target)
@@ -103,6 +109,21 @@ def _prepared(kubectl: Kubectl, jobs: list[_Job], target: str, resume: bool, rep
         if number < len(jobs):
             progress(f"checked {number} of {output.count(len(jobs), 'job')}")
     return found
+
+
+def _agree(jobs: list[Manifests], ask: bool) -> None:
+    """Print the plan of each job, and ask on a terminal where it costs money."""
+    costs = False
+    for manifests in jobs:
+        try:
+            plan = outlook.of(manifests)
+        except (UserError, ConfigError):  # preflight judges the job
+            continue
+        output.note(f"plan of {plan.run.name}")
+        output.notes("\n".join(output.columns(_shown.summary(plan))))
+        costs = costs or plan.run.instance is not None
+    if ask and costs and sys.stdin.isatty() and output.ask("submit it? yes/no") != "yes":
+        raise UserError("nothing was submitted", "--yes agrees without a question")
 
 
 def _note_once(text: str, said: set[str]) -> None:

@@ -33,6 +33,7 @@ RULES: tuple[Rule, ...] = (
     *(hangs.lost_nodes, hangs.unhealthy_nodes, hangs.network, hangs.hang, hangs.kept_alive),
     *(performance.not_finite, performance.straggler, performance.data_wait, performance.slow_network),
     performance.slowdown,
+    performance.slower_than_planned,
     performance.low_use,  # last: only if none of the other causes of slowness is found
 )
 NEW = 60.0  # seconds that a pod has to get a node, and a container to start

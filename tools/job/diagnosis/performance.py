@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Iterator
 
 from tools.facts.instances import EFA
+from tools.job import planned
 from tools.job.diagnosis.admission import is_over
 from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.diagnosis.resources import accelerators
@@ -103,6 +104,26 @@ def lost_in_words(lines: Iterable[Line]) -> Iterator[Cause]:
             evidence = [short(f"{line.pod}:{line.number}: {line.text.strip()}") for line, _ in last[-LOST:]]
             yield Cause("nan", Layer.FAILED, f"the {name} is no longer finite, and the run continues", evidence)
             return
+
+
+def slower_than_planned(snapshot: Snapshot) -> Iterator[Cause]:
+    """A step takes much longer than planned, for no reason that another rule found."""
+    records = [record for record in _recent(snapshot) if record.step_s and record.rank_step_s]
+    plan = planned.of(snapshot) if len(records) >= 5 else None
+    if plan is None:
+        return
+    took = statistics.median(record.step_s or 0.0 for record in records)
+    before = statistics.median(max(record.rank_step_s) for record in records)
+    if not (slower := plan.slower(took)):
+        return
+    parts = {"computation": (before, plan.before_exchange_s), "exposed communication": (took - before, plan.after_s)}
+    what = max(parts, key=lambda name: parts[name][0] - parts[name][1])
+    evidence = [
+        f"a step takes {took:.3f} s, planned {plan.step_s:.3f} s within {plan.error:.0%}; {len(records)} steps",
+        f"until gradients are exchanged {before:.3f} s, planned {plan.before_exchange_s:.3f} s;"
+        f" after that {took - before:.3f} s, planned {plan.after_s:.3f} s",
+    ]
+    yield Cause("slower-than-planned", Layer.SLOW, f"{slower}: {what}", evidence)
 
 
 def low_use(snapshot: Snapshot) -> Iterator[Cause]:

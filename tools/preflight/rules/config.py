@@ -4,11 +4,13 @@ import functools
 import re
 from collections.abc import Iterator
 
+from tools.cells.memory import room_on
 from tools.cells.published import Published
 from tools.cells.trainer_config import inputs
 from tools.core.verdict import Verdict, bad, doubtful, good, unclear
 from tools.facts.gated import GATED
 from tools.kube.manifests import Object
+from tools.plan.memory import Room, estimate
 from tools.preflight.rule import Place, rule
 from tools.preflight.rules.storage import mount_of, save_seconds
 from tools.preflight.subject import Subject, Template
@@ -81,6 +83,24 @@ def config_checkpoint(subject: Subject) -> Iterator[Verdict]:
             yield good(place, f"every {every} of {steps} steps")
         else:
             yield bad(place, f"every {every} steps, but train.steps is {steps}", f"at most {steps}")
+
+
+@rule("device-memory")
+def device_memory(subject: Subject) -> Iterator[Verdict]:
+    for template, texts in _configured(subject):
+        loaded, machines = _loaded(texts), template.selected.known
+        world = _world_size(subject, template)
+        if isinstance(loaded, ConfigError) or not machines or template.selected.unknown or _unshared(loaded, world):
+            continue
+        room = room_on(machines[0])
+        ranks = Room(world // template.nodes if world else room.processes, room.nbytes, room.what)
+        need = estimate(loaded, template.nodes, ranks)
+        place = Place(template.object, "cell.yaml: parallel", f"{template.nodes} x {machines[0].name}")
+        if need.fits:
+            yield good(place, need.summary())
+        else:
+            remedy = "more nodes, a smaller micro batch, activation_checkpointing: full; see yard plan search"
+            yield bad(place, f"the plan does not fit: {need.summary()}", remedy)
 
 
 @rule("pinned-weights")

@@ -1,0 +1,158 @@
+"""The planner: its error on published runs, its arithmetic, its commands."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.plan import error
+from tools import cli
+from tools.cells import matrix
+from tools.cells.memory import room_on
+from tools.core import repo
+from tools.facts.instances import INSTANCES
+from tools.plan import calibrate, speed
+from tools.plan.layout import CARDS, FITTED, Layout, Machine, Shape
+from tools.plan.outlook import Plan, Run
+from tools.plan.search import front
+from training.device.peaks import card_peak
+
+ROOT = repo.root()
+ROWS = error.read()
+LLAMA = Shape(4096, 14336, 32, 32, 8, 128256)
+H100 = Machine(CARDS["H100"], 400e9, "EFA")
+
+
+def run(name: str = "p5/llama-3-1-8b", **changes: object) -> Run:
+    """Return the run of a cell, with changes of its layout."""
+    cell = next(one for one in matrix.read(ROOT).cells if one.name == name)
+    assert cell.instance is not None
+    found = Run.of(name, matrix.configuration(ROOT, cell), cell.nodes, room_on(cell.instance), cell.instance)
+    return replace(found, layout=replace(found.layout, **changes))  # type: ignore[arg-type]
+
+
+def test_published_runs_are_explained_by_the_stored_constants() -> None:
+    errors = [abs(row.error(FITTED)) for row in ROWS]
+    assert statistics.median(errors) <= 0.05
+    assert sum(one <= 0.2 for one in errors) >= 0.95 * len(errors)
+
+
+@pytest.mark.long
+def test_a_source_that_was_left_out_is_predicted_by_the_others() -> None:
+    found = [size for source in dict.fromkeys(row.source for row in ROWS) for _, size in error.left_out(ROWS, source)]
+    sizes = sorted(abs(one) for one in found if one is not None)
+    assert len(sizes) >= 0.98 * len(found)
+    assert statistics.median(sizes) <= 0.1
+    assert sum(one <= 0.2 for one in sizes) >= 0.9 * len(sizes)
+
+
+@pytest.mark.long
+def test_the_stored_constants_are_fitted_to_the_rows() -> None:
+    assert {name: FITTED[name] for name in error.PRIOR} == pytest.approx(error.fit(ROWS), rel=0.01)
+
+
+def test_a_kind_without_another_source_is_not_predicted() -> None:
+    (pair,) = [one for one in error.left_out(ROWS, "torchao", rounds=1) if one[0].facts["precision"] == "fp8-rowwise"]
+    assert pair[1] is None
+
+
+@pytest.mark.parametrize("name", sorted(CARDS))
+def test_peaks_are_those_of_the_trainer(name: str) -> None:
+    assert card_peak(name.partition("-")[0])[0] == pytest.approx(CARDS[name].peak, rel=1e-3)
+
+
+def test_parameters_are_counted_as_the_trainer_counts_them() -> None:
+    counted = run().shape
+    assert replace(counted, counted=None).parameters == counted.parameters == 8_030_261_248
+
+
+@pytest.mark.parametrize(
+    ("change", "slower"),
+    [
+        ({"recompute": "full"}, True), ({"kernels": "eager"}, True), ({"precision": "fp8"}, False),
+        ({"length": 16384, "micro": 1}, True), ({"attention": "flash3"}, False), ({"tensor": 2, "shard": 4}, True),
+    ],
+)  # fmt: skip
+def test_what_makes_a_step_slower(change: dict[str, object], slower: bool) -> None:
+    """The same tokens of a step, in another layout."""
+    layout = Layout(8192, 2, gpus=8, shard=8)
+    other = replace(layout, **change)  # type: ignore[arg-type]
+    before, after = (speed.seconds(LLAMA, one, H100, FITTED) / one.step_tokens for one in (layout, other))
+    assert (after > before) == slower
+
+
+def test_a_slow_network_is_exposed() -> None:
+    layout = Layout(8192, 1, gpus=64, shard=64)
+    slow = Machine(CARDS["H100"], 12.5e9, "TCP")
+    fast, tcp = ({one.name: one.seconds for one in speed.terms(LLAMA, layout, it, FITTED)} for it in (H100, slow))
+    name = "exchange of weights and gradients"
+    assert tcp[name] > 10 * fast[name]
+    assert tcp["matrix products"] == fast["matrix products"]
+
+
+def test_young_and_daly() -> None:
+    """A save of 80 s on 32 GPUs: Daly's interval is Young's, somewhat less the save itself."""
+    plan = Plan(run())
+    assert plan.between_failures_s == pytest.approx(3600 / (1.97e-5 * 32))
+    assert plan.best_interval_s == pytest.approx((2 * plan.stall_s * plan.between_failures_s) ** 0.5, rel=0.02)
+    assert plan.ettr is not None
+    best = replace(plan.run, save_every=round((plan.best_interval_s or 0) / (plan.step_s or 1)))
+    assert (Plan(best).ettr or 0) > plan.ettr
+
+
+def test_the_front_has_no_plan_that_another_beats() -> None:
+    machines = [(INSTANCES[name], room_on(INSTANCES[name])) for name in ("p5.48xlarge", "p4d.24xlarge")]
+    plans = front(run(), machines, budget=None, hours=None)
+    pairs = [(plan.hours[0], plan.cheapest) for plan in plans if plan.hours and plan.cheapest]
+    assert len(plans) == len(pairs) > 1
+    assert pairs == sorted(pairs)
+    assert [cost for _, cost in pairs] == sorted((cost for _, cost in pairs), reverse=True)
+    assert all(plan.memory.fits for plan in plans)
+    assert front(run(), machines, budget=1, hours=None) == []
+
+
+def test_calibration_explains_the_run_and_is_kept(tmp_path: Path) -> None:
+    plan = Plan(run())
+    assert plan.step_s is not None
+    name, value = calibrate.fitted(plan, 1.2 * plan.step_s)
+    assert name == "matmul H100"
+    tied = {"flash2 H100": FITTED["flash2 H100"] * value / FITTED[name]}
+    again = speed.seconds(plan.run.shape, plan.run.layout, plan.run.machine or H100, {**FITTED, **tied, name: value})
+    assert again == pytest.approx(1.2 * plan.step_s, rel=0.01)
+    calibrate.keep(tmp_path / "facts.yaml", plan, name, value, "a run")
+    assert f"{name}: {value}" in (tmp_path / "facts.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["show", "p5/llama-3-1-8b"], 0, "tokens/s"),
+        (["show", "p5/llama-3-1-8b", "--explain"], 0, "as H100: nothing was published"),
+        (["show", "cpu/llama-tiny"], 3, "unknown: no accelerator"),
+        (["show", "p6-b200/llama-3-1-8b"], 3, "unknown: B200"),
+        (["show", "p5/llama-9"], 2, "no such cell"),
+        (["search", "llama-3-1-8b", "--gpus", "p5", "--budget", "1"], 1, "nothing fits"),
+        (["search", "llama-3-1-8b", "--gpus", "p9"], 2, "known: g5, g6"),
+        (["search", "llama-3-1-8b", "--deadline", "soon"], 2, "--deadline 7d"),
+        (["search", "llama-3-1-9b"], 2, "did you mean llama-3-1-8b?"),
+        (["diff", "no-such-revision"], 2, "no such commit"),
+    ],
+)
+def test_commands(words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["plan", *words]) == code
+    shown = capsys.readouterr()
+    assert said in shown.out + shown.err
+
+
+def test_json_has_every_term(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["plan", "show", "p5/llama-3-1-8b", "--nodes", "2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["gpus"] == 16
+    assert told["step_s"] == pytest.approx(sum(one["seconds"] for one in told["step"]))
+    assert told["memory"]["needed"] == sum(one["bytes"] for one in told["memory"]["terms"])
+    assert told["usd"]["reservation"] is None
+    assert told["hours"][1] < told["hours"][0] < told["hours"][2]

@@ -1,0 +1,89 @@
+"""A plan in words."""
+
+from collections.abc import Sequence
+
+from tools.core import output
+from tools.plan.memory import GIB
+from tools.plan.outlook import OFFERS, Plan
+
+
+def summary(plan: Plan) -> list[tuple[str, str]]:
+    """Return the plan as rows of a name and its value: what a submission prints."""
+    run, need = plan.run, plan.memory
+    machine = run.instance.name if run.instance else "pod"
+    price = next((cost for cost in plan.prices.values() if cost is not None), None)
+    fits = "fits" if need.fits else "does not fit"
+    return [
+        ("machines", f"{run.nodes} x {machine}, {output.count(run.layout.gpus, 'process', 'processes')}"),
+        ("memory", f"{need.summary()}: {fits}"),
+        ("price", "unknown" if price is None else f"${price:,.2f} an hour"),
+        ("tokens", f"{run.steps * run.layout.step_tokens:,} in {run.steps:,} steps"),
+        ("time", between(plan.hours, duration) if plan.hours else plan.why_unknown),
+        ("cost", between(plan.costs["on demand"], dollars) if plan.costs["on demand"] else _others(plan)),
+    ]
+
+
+def whole(plan: Plan, explain: bool) -> None:
+    """Print everything that the plan knows."""
+    run = plan.run
+    output.line(run.name)
+    rows = [row for row in summary(plan) if row[0] != "cost"]
+    if plan.step_s and plan.tokens_per_s:
+        rate = plan.tokens_per_s
+        mfu = f", MFU {plan.mfu:.1%}" if plan.mfu else ""
+        rows.insert(4, ("step", f"{plan.step_s:.3g} s: {rate:,.0f} tokens/s, {rate / run.layout.gpus:,.0f} a GPU{mfu}"))
+    rows += [(f"cost, {kind}", between(cost, dollars) if cost else "unknown") for kind, cost in plan.costs.items()]
+    output.table([*rows, *_checkpoints(plan), ("network", plan.network)])
+    if explain:
+        _explain(plan)
+
+
+def _checkpoints(plan: Plan) -> Sequence[tuple[str, str]]:
+    mean, best = plan.between_failures_s, plan.best_interval_s
+    saves = f"{plan.checkpoint_bytes / GIB:,.1f} GiB every {plan.run.save_every:,} steps, {plan.stall_s:,.0f} s a save"
+    rows = [("checkpoints", saves)]
+    rows.append(("interruptions", f"one in {duration(mean / 3600)}" if mean else "unknown for this card"))
+    if best and plan.step_s:
+        rows.append(
+            ("best interval", f"{duration(best / 3600)}, {max(1, round(best / plan.step_s)):,} steps (Daly 2006)")
+        )
+    rows.append(("ETTR", f"{plan.ettr:.1%} of the time trains" if plan.ettr else "unknown"))
+    return rows
+
+
+def _explain(plan: Plan) -> None:
+    output.line("memory of a process:")
+    output.table([(f"{one.nbytes / GIB:.2f} GiB", one.name, one.how) for one in plan.memory.terms])
+    output.line("time of a step:")
+    output.table([(f"{one.seconds:.4f} s", one.name, one.how) for one in plan.steps if one.seconds])
+    output.line("sources:")
+    card = plan.run.machine.card if plan.run.machine else None
+    rows = [("card", card.source)] if card else []
+    rows.append(("constants", "fitted to tools/facts/runs.yaml; docs/planning.md shows the error of each source"))
+    rows += [(kind, f"{OFFERS[kind]['source']} ({OFFERS[kind]['date']})") for kind in ("spot", "capacity block")]
+    rows += [(name, OFFERS[key]["source"]) for name, key in (("storage", "storage"), ("restart", "restart_s"))]
+    rates = OFFERS["interruptions_per_gpu_hour"]
+    rows += [("interruptions", rates[name]["source"]) for name in rates if card and card.name.startswith(name)]
+    output.table(rows)
+
+
+def _others(plan: Plan) -> str:
+    known = [f"{between(cost, dollars)} ({kind})" for kind, cost in plan.costs.items() if cost]
+    return ", ".join(known) or "unknown"
+
+
+def between(values: tuple[float, float, float], form: "type[str] | object") -> str:
+    """Return an expected value with its range."""
+    expected, low, high = (form(value) for value in values)  # type: ignore[operator]
+    return f"{expected} ({low} to {high})"
+
+
+def duration(hours: float) -> str:
+    """Return hours in the unit that people use."""
+    if hours >= 48:
+        return f"{hours / 24:,.1f} days"
+    return f"{hours:,.1f} h" if hours >= 1 else f"{hours * 60:,.1f} min"
+
+
+def dollars(value: float) -> str:
+    return f"${value:,.0f}" if value >= 100 else f"${value:,.2f}"

@@ -1,0 +1,38 @@
+"""The plan of a job beside what its run does."""
+
+import json
+import statistics
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from tools.cells import outlook
+from tools.core.errors import UserError
+from tools.job.metrics.series import Record
+from tools.job.snapshot.snapshot import Snapshot
+from tools.kube.manifests import Object
+from tools.plan.outlook import Plan
+from training.config import Config, ConfigError
+
+
+def of(snapshot: Snapshot) -> Plan | None:
+    """Return the plan from the configuration in the run directory, None if there is nothing to plan from."""
+    text = (snapshot.run or {}).get("config")
+    if not text:
+        return None
+    try:
+        plan = outlook.of_job(snapshot.workload, Config.model_validate(json.loads(text)))
+    except (UserError, ConfigError, ValidationError, ValueError):  # of another release, or not the trainer's
+        return None
+    return plan if plan.steps else None
+
+
+def beside(snapshot: Snapshot, records: Sequence[Record]) -> Object | None:
+    """Return the planned and the measured time of a step for JSON and in words, None if one of them is unknown."""
+    steps = [record.step_s for record in records if record.step_s]
+    plan = of(snapshot) if steps else None
+    if plan is None or plan.step_s is None:
+        return None
+    measured = statistics.median(steps)
+    says = f"a step takes {measured:.3g} s, planned {plan.step_s:.3g} s (within {plan.error:.0%})"
+    return {"step_s": plan.step_s, "measured_s": measured, "says": f"{says}: {plan.slower(measured) or 'as planned'}"}

@@ -1,0 +1,281 @@
+"""What a run needs, how long it takes and what it costs: the plan, from the configuration and the machines."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from tools.core.tables import load
+from tools.facts.instances import Instance
+from tools.plan import memory, speed
+from tools.plan.layout import CARDS, FITTED, Layout, Machine, Shape, nodes_of
+from tools.plan.memory import Estimate, Room
+from tools.plan.speed import Step
+from training.config import Config
+
+OFFERS: dict[str, Any] = load("facts/offers.yaml")
+UNKNOWN_CARD = "a card that tools/facts/cards.yaml does not have"
+WHAT_TO_DO = (
+    "measure a matrix product of 8192 x 8192 x 8192 in bf16 and `yard job nccl-test`, "
+    "add the card to tools/facts/cards.yaml, then run `yard plan calibrate` on its first run"
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is planned: an architecture in a layout on machines, for a number of steps."""
+
+    name: str
+    shape: Shape
+    layout: Layout
+    room: Room
+    instance: Instance | None
+    machine: Machine | None
+    steps: int
+    save_every: int
+    evaluated: float = 0.0  # steps' worth of held-out sequences, over the whole run
+
+    @classmethod
+    def of(cls, name: str, config: Config, nodes: int, room: Room, instance: Instance | None) -> "Run":
+        """Return the run of a configuration. Raises ConfigError if the ranks cannot share the batch."""
+        layout = Layout.of(config, nodes, room.processes)
+        recipe = config.train
+        evaluations = 1 + (recipe.steps - 1) // recipe.eval_every
+        return cls(
+            name, Shape.of(config), layout, room, instance, _machine(config, instance),
+            recipe.steps, config.checkpoint.every,
+            evaluations * recipe.eval_sequences / recipe.global_batch_size / 3,  # a forward pass is a third
+        )  # fmt: skip
+
+    @property
+    def nodes(self) -> int:
+        return nodes_of(self.layout)
+
+
+def _machine(config: Config, instance: Instance | None) -> Machine | None:
+    """Return the machine, None where its card is unknown: a CPU is known once a run was calibrated."""
+    if instance is not None:
+        return Machine.of(instance) if config.device.type in ("cuda", "auto") else None
+    cpu = CARDS.get("CPU") if config.device.type in ("cpu", "auto") else None
+    return Machine(cpu, cpu.link, "TCP") if cpu else None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The outlook of a run. Times are None where the card is unknown."""
+
+    run: Run
+
+    @cached_property
+    def memory(self) -> Estimate:
+        return memory.of_layout(self.run.shape, self.run.layout, self.run.room)
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        run = self.run
+        if run.machine is None or not speed.used(run.layout, run.machine) <= FITTED.keys():
+            return []
+        return speed.terms(run.shape, run.layout, run.machine, FITTED)
+
+    @property
+    def why_unknown(self) -> str:
+        """Why there is no time, or an empty text."""
+        if self.steps:
+            return ""
+        run = self.run
+        if run.machine is None:
+            card = run.instance.accelerator if run.instance else None
+            what = f"{card}, {UNKNOWN_CARD}" if card else "no accelerator; the peak of a CPU is measured by its run"
+            return f"unknown: {what}; {WHAT_TO_DO if card else 'run `yard plan calibrate` on a run'}"
+        missing = sorted(speed.used(run.layout, run.machine) - FITTED.keys())
+        return f"unknown: nothing was measured for {', '.join(missing)}; {WHAT_TO_DO}"
+
+    @property
+    def step_s(self) -> float | None:
+        return sum(step.seconds for step in self.steps) if self.steps else None
+
+    @property
+    def error(self) -> float:
+        """Nine in ten measured errors are smaller."""
+        card = self.run.machine.card if self.run.machine else None
+        return (card.error if card else 0.0) or float(FITTED_ERROR["ninety"])
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.run.layout.step_tokens / self.step_s if self.step_s else None
+
+    @property
+    def mfu(self) -> float | None:
+        """torchtitan's convention: 6 for each parameter, 12 x layers x width x length for attention."""
+        run, rate = self.run, self.tokens_per_s
+        if rate is None or run.machine is None:
+            return None
+        return rate * self.flops_per_token / run.layout.gpus / run.machine.card.peak
+
+    @property
+    def flops_per_token(self) -> float:
+        """Forward and backward pass in that convention; a frozen base needs no gradients of its weights."""
+        shape, layout = self.run.shape, self.run.layout
+        seen = sum(min(one or layout.length, layout.length) for one in shape.windows or [None])
+        attention = 12 * (1 if shape.windows else shape.layers) * shape.queries * seen
+        trained = layout.trained
+        return attention + (shape.flops_per_token if trained is None else shape.flops_per_token * 2 / 3 + 6 * trained)
+
+    # Checkpoints and failures
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        trained = self.run.layout.trained or self.run.shape.parameters
+        return trained * (self.run.layout.weight + self.run.layout.moments)
+
+    @property
+    def stall_s(self) -> float:
+        """A save at the reference storage: the ranks write their parts at once."""
+        return float(self.checkpoint_bytes / OFFERS["storage"]["bytes_per_s"])
+
+    @property
+    def between_failures_s(self) -> float | None:
+        """Expected time between interruptions of the whole run."""
+        rates = OFFERS["interruptions_per_gpu_hour"]
+        card = self.run.machine.card.name if self.run.machine else ""
+        row = rates.get(card.partition("-")[0])
+        return 3600 / (row["rate"] * self.run.layout.gpus) if row else None
+
+    @property
+    def best_interval_s(self) -> float | None:
+        """Daly's interval between saves (Daly 2006, equation 37; its first term is Young's)."""
+        mean, stall = self.between_failures_s, self.stall_s
+        if mean is None or stall >= 2 * mean:
+            return None
+        part = stall / (2 * mean)
+        return math.sqrt(2 * stall * mean) * (1 + math.sqrt(part) / 3 + part / 9) - stall
+
+    @property
+    def ettr(self) -> float | None:
+        """Share of the time that trains: without saves, lost steps and restarts (Kokolis et al. 2024)."""
+        if self.step_s is None or self.between_failures_s is None:
+            return None
+        interval = self.run.save_every * self.step_s
+        lost = float(OFFERS["restart_s"]["value"]) + interval / 2
+        return interval / (interval + self.stall_s) * max(0.0, 1 - lost / self.between_failures_s)
+
+    # Time and money
+
+    @property
+    def hours(self) -> tuple[float, float, float] | None:
+        """The time to the last step: expected, and the range of nine in ten measured errors."""
+        if self.step_s is None:
+            return None
+        error, run = self.error, self.run
+        busy = (run.steps + run.evaluated) * self.step_s
+        saves = math.ceil(run.steps / run.save_every) * self.stall_s
+        share = self.ettr or 1.0
+        expected = busy / share if self.ettr else busy + saves
+        return expected / 3600, expected * (1 - error) / 3600, expected * (1 + error) / 3600
+
+    @property
+    def prices(self) -> dict[str, float | None]:
+        """USD an hour for all nodes, by kind of offer; None is unknown."""
+        instance = self.run.instance
+        name = instance.name if instance else ""
+        known = {kind: OFFERS[kind]["prices"].get(name) for kind in ("spot", "capacity block", "reservation")}
+        each = {"on demand": instance.price_usd_per_hour if instance else None, **known}
+        return {kind: None if price is None else price * self.run.nodes for kind, price in each.items()}
+
+    @property
+    def costs(self) -> dict[str, tuple[float, float, float] | None]:
+        """USD to the last step, by kind of offer: expected, and its range."""
+        hours = self.hours
+        return {
+            kind: None if price is None or hours is None else (price * hours[0], price * hours[1], price * hours[2])
+            for kind, price in self.prices.items()
+        }
+
+    @property
+    def offer(self) -> str | None:
+        """The kind of offer that a plan is compared by: on demand, else the cheapest that is known."""
+        known = {kind: cost[0] for kind, cost in self.costs.items() if cost}
+        return "on demand" if "on demand" in known else min(known, key=known.__getitem__, default=None)
+
+    @property
+    def cheapest(self) -> float | None:
+        """USD of that offer."""
+        cost = self.costs.get(self.offer or "")
+        return cost[0] if cost else None
+
+    @property
+    def network(self) -> str:
+        """What the layout asks of the network between nodes."""
+        run = self.run
+        if run.machine is None or run.nodes == 1:
+            return "none: one node" if run.nodes == 1 else "unknown"
+        return f"{run.machine.network_name}, {run.machine.network * 8 / 1e9:,.0f} Gbit/s a node"
+
+    @property
+    def after_s(self) -> float:
+        """Seconds of a step after the last forward pass: its backward pass, the exchange, the optimizer."""
+        own = {"optimizer", "exchange of weights and gradients"}
+        layout, alone = self.run.layout, sum(step.seconds for step in self.steps if step.name in own)
+        backward = 3 / 4 if layout.recompute == "full" else 2 / 3
+        return alone + backward * ((self.step_s or 0.0) - alone) / layout.accumulation
+
+    @property
+    def before_exchange_s(self) -> float:
+        """Seconds of a step until its last backward pass, as the trainer measures each rank."""
+        return (self.step_s or 0.0) - self.after_s
+
+    def slower(self, seconds: float) -> str:
+        """Say what a step of that many seconds means beside the plan, or nothing if it is as planned."""
+        if self.step_s is None or seconds <= self.step_s * (1 + 2 * self.error):
+            return ""
+        return f"slower than planned by {seconds / self.step_s:.1f}x"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan for JSON; null is unknown."""
+        run, need = self.run, self.memory
+        return {
+            "name": run.name,
+            "instance": run.instance.name if run.instance else None,
+            "nodes": run.nodes,
+            "gpus": run.layout.gpus,
+            "memory": {
+                "needed": need.needed, "there": need.room.nbytes, "fits": need.fits,
+                "terms": [{"name": one.name, "bytes": one.nbytes, "how": one.how} for one in need.terms],
+            },
+            "step_s": self.step_s,
+            "unknown": self.why_unknown or None,
+            "step": [{"name": one.name, "seconds": one.seconds, "how": one.how} for one in self.steps],
+            "tokens_per_s": self.tokens_per_s,
+            "mfu": self.mfu,
+            "tokens": run.steps * run.layout.step_tokens,
+            "hours": self.hours,
+            "usd_per_hour": self.prices,
+            "usd": self.costs,
+            "checkpoint": {
+                "bytes": self.checkpoint_bytes, "stall_s": self.stall_s, "every_steps": run.save_every,
+                "best_interval_s": self.best_interval_s,
+            },
+            "between_failures_s": self.between_failures_s,
+            "ettr": self.ettr,
+            "network": self.network,
+        }  # fmt: skip
+
+
+FITTED_ERROR: Mapping[str, float] = load("facts/cards.yaml")["error"]
+
+
+def on_instance(run: Run, instance: Instance, nodes: int, room: Room, **changes: Any) -> Run:
+    """Return the same training on other machines: FSDP over all ranks, other micro batches or checkpointing."""
+    world = nodes * room.processes
+    micro = changes.get("micro", run.layout.micro)
+    sequences = run.layout.step_tokens // run.layout.length
+    passes, rest = divmod(sequences, micro * world)
+    if rest or not passes:
+        raise ValueError(f"{sequences} sequences on {world} ranks")
+    changes = {"shard": world, **changes, "gpus": world, "per_node": room.processes, "accumulation": passes}
+    layout = replace(run.layout, **changes)
+    return replace(run, layout=layout, room=room, instance=instance, machine=Machine.of(instance))
+
+
+__all__ = ["CARDS", "OFFERS", "Plan", "Run", "on_instance"]
