@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from tools.plan import speed
 from tools.plan.layout import CARDS, FITTED, Layout, Machine, Shape, with_defaults
