@@ -33,10 +33,10 @@ from tests.prove import planted  # noqa: E402
 from tools import cli  # noqa: E402
 from tools.cells import matrix, memory  # noqa: E402
 from tools.core import tables  # noqa: E402
+from tools.core.rules import PRACTICE, Rule  # noqa: E402
 from tools.facts import compatibility  # noqa: E402
-from tools.image.rules.evaluate import rules as dockerfile_rules  # noqa: E402
-from tools.preflight.evaluate import rules as preflight_rules  # noqa: E402
-from tools.preflight.rule import PRACTICE, Rule  # noqa: E402
+from tools.image.rules.rule import rule as dockerfile_rules  # noqa: E402
+from tools.preflight.rule import rule as preflight_rules  # noqa: E402
 from training.config import OWNER, Config  # noqa: E402
 from training.config.base import LARGEST  # noqa: E402
 
@@ -384,9 +384,9 @@ def _fault(rule: Rule) -> str:
 
 def preflight_page() -> str:
     """Return docs/preflight.md."""
-    rules = list(preflight_rules().values())
-    listed = [f"| [{rule.id}](#{rule.id}) | {rule.question.value} | {_fault(rule)} | {rule.reason} |" for rule in rules]
-    sections = [f"## {rule.id}\n\nWhy: {rule.reason}.\n\n{rule.page}\n" for rule in rules]
+    rules = list(preflight_rules.all.values())
+    listed = [f"| [{rule.id}](#{rule.id}) | {rule.question.value} | {_fault(rule)} | {rule.why} |" for rule in rules]
+    sections = [f"## {rule.id}\n\nWhy: {rule.why}.\n\n{rule.page}\n" for rule in rules]
     return PREFLIGHT_HEAD + "\n".join([*listed, "", *sections])
 
 
@@ -490,9 +490,9 @@ def _example(one: planted.Defect, healthy: str) -> str:
 def image_rules() -> str:
     """Return the rules for Dockerfiles, with what each checks."""
     lines = ["| rule | checks | why |", "|---|---|---|"]
-    for rule in dockerfile_rules().values():
+    for rule in dockerfile_rules.all.values():
         checks = " ".join(rule.page.partition("\n\n")[0].split())
-        lines.append(f"| {rule.id} | {_escaped(checks)} | {_escaped(rule.reason)} |")
+        lines.append(f"| {rule.id} | {_escaped(checks)} | {_escaped(rule.why)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -18,7 +18,8 @@ from tools.facts.instances import instance
 from tools.image.dockerfile import parse
 from tools.image.fix import fix
 from tools.image.rules import hadolint
-from tools.image.rules.evaluate import MODULES, Target, evaluate, rules, subject, verdicts
+from tools.image.rules.evaluate import Target, evaluate, subject, verdicts
+from tools.image.rules.rule import rule as rules
 
 CORPUS = Path(__file__).parent / "corpus"
 BAD, GOOD = (sorted((CORPUS / kind).glob("*.Dockerfile")) for kind in ("bad", "good"))
@@ -81,7 +82,7 @@ def test_every_rule_has_a_case() -> None:
     shown = {match[2] for path in BAD if (match := EXPECTED.match(path.read_text()))}
     kinds = ("fails", "warns")
     shown |= {case[kind] for case in CASES for kind in kinds if kind in case} - {"driver", "gpu"}
-    assert set(rules()) - shown == {"driver", "gpu", "advisory"}
+    assert set(rules.all) - shown == {"driver", "gpu", "advisory"}
     assert len(BAD) >= 30
 
 
@@ -292,10 +293,12 @@ def test_without_hadolint_the_verdict_is_cannot_tell(
 
 
 def test_rules_have_one_order_whatever_was_imported_first() -> None:
-    code = "import tools.image.rules.efa; from tools.image.rules.evaluate import rules; print(*rules())"
+    code = "import tools.image.rules.efa; from tools.image.rules.rule import rule; print(*rule.all)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    modules = [rules()[name].check.__module__.rpartition(".")[2] for name in done.stdout.split()]
-    assert list(dict.fromkeys(modules)) == [name for name in MODULES if name in modules]
+    modules = [rules.all[name].check.__module__.rpartition(".")[2] for name in done.stdout.split()]
+    order = [one.check.__module__.rpartition(".")[2] for one in rules.all.values()]
+    assert modules == order
+    assert order[0] == "runtime"
     assert "efa" in modules[1:]
 
 

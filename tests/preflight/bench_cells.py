@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from tools.cells import kustomize, locate
 from tools.core import output, repo
 from tools.kube.manifests import parse
-from tools.preflight.evaluate import evaluate, rules
+from tools.preflight.evaluate import evaluate
+from tools.preflight.rule import rule as rules
 
 PRINTED = "{:<32}{:>12}"
 
@@ -19,7 +20,7 @@ PRINTED = "{:<32}{:>12}"
 def measure(names: Sequence[str]) -> list[tuple[str, str]]:
     """Return the rows of the table. Checking includes parsing the YAML."""
     renderer = kustomize.ensure(repo.root(), output.note)
-    count = len(rules())  # imports their modules before the clock starts
+    count = len(rules.all)  # imports their modules before the clock starts
     start = time.perf_counter()
     texts = {name: renderer.build(repo.root() / name) for name in names}
     rendered = time.perf_counter()

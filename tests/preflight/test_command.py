@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tools.cli import invoke
-from tools.preflight.evaluate import rules
+from tools.preflight.rule import rule as rules
 
 CORPUS = Path(__file__).parent / "corpus"
 GOOD = str(CORPUS / "good" / "worker-only-c10d.yaml")
@@ -103,7 +103,7 @@ def test_json_has_rule_object_path_value_and_evidence(capsys: pytest.CaptureFixt
     assert "31850m" in verdict["summary"]
     assert verdict["evidence"]
     assert "31850m" in verdict["remedy"]
-    assert {item["rule"] for item in checked["verdicts"]} <= set(rules())
+    assert {item["rule"] for item in checked["verdicts"]} <= set(rules.all)
 
 
 @pytest.mark.parametrize("name", ["token-in-env", "aws-key-in-args", "token-in-config-map", "wandb-key"])
@@ -156,10 +156,10 @@ spec:
 
 def test_every_rule_has_a_page_and_a_short_reason() -> None:
     """docs/generate.py writes them into docs/preflight.md."""
-    for rule in rules().values():
-        assert rule.page
-        assert "\n" not in rule.reason
-        assert len(rule.reason) < 120
+    for one in rules.all.values():
+        assert one.page
+        assert "\n" not in one.why
+        assert len(one.why) < 120
 
 
 def test_no_verdict_prints_a_secret_that_another_masks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from tools.core.errors import UserError
+from tools.core.rules import PRACTICE, TRAINS
 from tools.core.verdict import State
 from tools.kube.manifests import Manifests, read
-from tools.preflight.evaluate import Evaluation, evaluate, rules
-from tools.preflight.rule import PRACTICE, TRAINS
+from tools.preflight.evaluate import Evaluation, evaluate
+from tools.preflight.rule import rule as rules
 
 CORPUS = Path(__file__).parent / "corpus"
 KINDS = ("bad", "warn", "unclear", "good")
@@ -85,10 +86,10 @@ def test_missing_information_is_reported_as_unknown(path: Path) -> None:
 
 def test_the_corpus_has_a_bad_manifest_for_each_rule() -> None:
     headers = [header(path) for path in [*BAD, *WARN]]
-    assert {rule for _, rule, _ in [*headers, *map(header, UNCLEAR)]} == set(rules())
-    assert all(also <= set(rules()) for _, _, also in headers)
+    assert {rule for _, rule, _ in [*headers, *map(header, UNCLEAR)]} == set(rules.all)
+    assert all(also <= set(rules.all) for _, _, also in headers)
     assert len({fault for fault, _, _ in headers}) == len(headers) >= 100
-    assert {rule for path in BAD if rules()[rule := header(path)[1]].question is PRACTICE} == set()
+    assert {rule for path in BAD if rules.all[rule := header(path)[1]].question is PRACTICE} == set()
     assert len(BAD) >= 60
     assert len(GOOD) >= 30
 

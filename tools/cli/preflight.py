@@ -11,11 +11,12 @@ from tools.cluster import fit
 from tools.cluster import spec as specs
 from tools.core import output, repo, wait
 from tools.core.errors import UserError
+from tools.core.rules import PRACTICE, TRAINS, Question
 from tools.core.verdict import State, Verdict, worst
 from tools.image import start
 from tools.kube.manifests import Manifests, parse, read
-from tools.preflight.evaluate import Evaluation, evaluate, rules
-from tools.preflight.rule import PRACTICE, TRAINS, Question
+from tools.preflight.evaluate import Evaluation, evaluate
+from tools.preflight.rule import rule
 from tools.prove import proofs
 from tools.workload import kinds
 
@@ -116,8 +117,8 @@ def _show(one: Evaluation, verbose: bool) -> None:
 
 def _reason(verdict: Verdict) -> str:
     name = str(verdict.details["rule"])
-    rule = rules().get(name)
-    return rule.reason if rule else proofs.REASON if name == proofs.RULE else fit.REASON
+    found = rule.all.get(name)
+    return found.why if found else proofs.REASON if name == proofs.RULE else fit.REASON
 
 
 def _summary(one: Evaluation) -> str:

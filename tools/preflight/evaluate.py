@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tools.cells.published import Published
+from tools.core.rules import PRACTICE, TRAINS, Question, Rule
 from tools.core.verdict import State, Verdict, worst
 from tools.kube import schemas
 from tools.kube.manifests import Manifests
-from tools.preflight.rule import PRACTICE, RULES, TRAINS, Question, Rule
+from tools.preflight.rule import rule
 from tools.preflight.subject import Subject, subject, title
 from tools.simulator.node import Given
 from tools.workload.wrappers import shape_of
-
-MODULES = (
-    *("operator", "enums", "lifecycle", "resources", "nodes", "storage", "container", "kind"),
-    *("security", "names", "references", "environment", "config", "schema"),
-)
 
 SCHEMA, TEMPLATE, WIRING = "schema", "template-left", "wiring"
 
@@ -61,23 +55,13 @@ class Evaluation:
         return sorted({str(verdict.details["needs"]) for verdict in self.verdicts if "needs" in verdict.details})
 
 
-@functools.cache
-def rules() -> dict[str, Rule]:
-    """Return all rules by name, in the order in which they are applied."""
-    modules = [f"tools.preflight.rules.{name}" for name in MODULES]
-    for name in modules:
-        importlib.import_module(name)
-    # One of the modules may have been imported, and its rules registered, before this.
-    return dict(sorted(RULES.items(), key=lambda item: modules.index(item[1].check.__module__)))
-
-
 def evaluate(manifests: Manifests, base: Published | None = None, given: Given | None = None) -> Evaluation:
     """Apply every rule to a parsed manifest.
 
     Its model must be that of `base`, and its containers without a command start what is `given`.
     """
     checked = replace(subject(manifests, given), base=base)
-    verdicts = [checked.located(_asked(rule, verdict)) for rule in rules().values() for verdict in rule.check(checked)]
+    verdicts = [checked.located(_asked(one, found)) for one in rule.all.values() for found in one.check(checked)]
     verdicts = _once(verdicts)
     owners = {id(template.item): str(template.item["kind"]) for template in checked.templates}
     return Evaluation(manifests.source, verdicts, Counter(owners.values()), _unjudged(checked))

@@ -4,7 +4,8 @@ from tools.cli.image._options import arguments
 from tools.core import output, repo
 from tools.core.verdict import State
 from tools.facts.instances import instance
-from tools.image.rules.evaluate import Result, Target, evaluate, find, rules, subject
+from tools.image.rules.evaluate import Result, Target, evaluate, find, subject
+from tools.image.rules.rule import rule
 
 
 def command(
@@ -38,7 +39,7 @@ def _show(result: Result, target: Target, verbose: bool) -> None:
     if result.context != target.context:
         output.line(f"  context: {repo.shown(result.context)}, which has the sources of COPY; --context names one")
     for verdict in [*failed, *unknown, *warned, *(passed if verbose else [])]:
-        output.rule_verdict(verdict, rules()[verdict.details["rule"]].reason)
+        output.rule_verdict(verdict, rule.all[verdict.details["rule"]].why)
     for note in result.remarks if verbose else []:
         output.line(f"  hadolint {note.level} {note.code}: {result.source}:{note.line}: {note.message}")
     if result.remarks and not verbose:

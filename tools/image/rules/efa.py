@@ -18,12 +18,8 @@ SKIPS_KERNEL = re.compile(r"efa_installer\.sh\b[^&;|\n]{0,300}(?:--skip-kmod|\s-
 RUNS = re.compile(r"efa_installer\.sh")
 
 
-@rule("efa", "if libfabric, plugin and NCCL do not match, NCCL falls back to TCP or does not start")
+@rule("efa")
 def efa(subject: Subject) -> Iterator[Verdict]:
-    """The EFA installer, libfabric, aws-ofi-nccl and NCCL match by the table of releases.
-
-    In a container the installer must skip the kernel module (--skip-kmod), which belongs to the node.
-    """
     for _, one in subject.dockerfile.instructions():
         text = f"{one.value}\n{script(one)}" if one.name in ("RUN", "ADD", "COPY") else ""
         if match := INSTALLER.search(text):

@@ -1,6 +1,5 @@
 """Find a Dockerfile with its context, apply all rules to it, and sum up."""
 
-import importlib
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -14,11 +13,10 @@ from tools.facts.instances import Instance
 from tools.image.dockerfile import dockerignore
 from tools.image.dockerfile.parse import LARGEST, Dockerfile, parse
 from tools.image.rules import hadolint
-from tools.image.rules.rule import RULES, Rule, Subject
+from tools.image.rules.rule import Subject, rule
 from training.run.files import read_bounded
 
 DEEPEST = 12  # directories above a Dockerfile in which its context is looked for
-MODULES = ("runtime", "hadolint", "layers", "secrets", "versions", "efa", "origin")
 
 
 @dataclass(frozen=True)
@@ -100,15 +98,6 @@ def find(text: str, context: str | None = None) -> Target:
     return Target(path, root.resolve(), not context and not ours)
 
 
-def rules() -> dict[str, Rule]:
-    """Return all rules by name, in the order in which they are applied."""
-    modules = [f"tools.image.rules.{name}" for name in MODULES]
-    for name in modules:
-        importlib.import_module(name)
-    # One of the modules may have been imported, and its rules registered, before this.
-    return dict(sorted(RULES.items(), key=lambda item: modules.index(item[1].check.__module__)))
-
-
 def subject(
     target: Target, given: Mapping[str, str] | None = None, machine: Instance | None = None, driver: int | None = None
 ) -> Subject:
@@ -142,7 +131,7 @@ def verdicts(read: Subject, without: Collection[str] = ()) -> list[Verdict]:
     """Return what the rules, except those in `without`, find in a Dockerfile, in their order."""
     return [
         replace(verdict, details={"rule": one.id, **verdict.details})
-        for one in rules().values()
+        for one in rule.all.values()
         if one.id not in without
         for verdict in one.check(read)
     ]

@@ -36,12 +36,8 @@ class Note:
     message: str
 
 
-@rule("DL1000", "the build fails at a line that the builder cannot read")
+@rule("DL1000")
 def syntax(subject: Subject) -> Iterator[Verdict]:
-    """Every line belongs to an instruction, and hadolint can read it. A pasted block is one finding.
-
-    If hadolint cannot read an instruction that exists, the verdict is CANNOT TELL: the builder may know it.
-    """
     blocks: list[list[Instruction]] = []
     for one in subject.dockerfile.unknown:
         if blocks and one.order == blocks[-1][-1].order + 1:
@@ -69,12 +65,8 @@ def syntax(subject: Subject) -> Iterator[Verdict]:
             yield unclear(_location(subject, note), text, "correct the line, if the builder rejects it")
 
 
-@rule("DL3025", "/bin/sh does not forward SIGTERM, so that the job is killed without a checkpoint")
+@rule("DL3025")
 def shell_form(subject: Subject) -> Iterator[Verdict]:
-    """The ENTRYPOINT and CMD that the container starts are JSON lists. `exec` in shell form passes.
-
-    A shell form is a warning. A list that is not valid JSON fails, because a shell gets it as a command.
-    """
     for instruction in shell_forms(subject.dockerfile.final):
         place, name = at(subject, instruction), instruction.name
         if instruction.value.lstrip().startswith("["):
@@ -85,12 +77,8 @@ def shell_form(subject: Subject) -> Iterator[Verdict]:
             yield doubtful(place, text, exec_remedy(instruction))
 
 
-@rule("hadolint", "what hadolint calls an error can fail the build or the container")
+@rule("hadolint")
 def errors(subject: Subject) -> Iterator[Verdict]:
-    """hadolint finds no error. Those that the builder rejects fail, the others are warnings.
-
-    Its other remarks do not count.
-    """
     found = notes(subject.dockerfile)
     if found is None:
         place = at(subject, subject.dockerfile.stages[0])

@@ -35,9 +35,8 @@ BEFORE_V = re.compile(r"(?<![A-Za-z0-9_.$])v\$\{?([A-Za-z_]\w{0,80})\b")
 SHOWN = 4
 
 
-@rule("base", "a tag that moves gives a different image for the same commit")
+@rule("base")
 def base(subject: Subject) -> Iterator[Verdict]:
-    """The images that FROM and COPY --from name have a digest, or a tag with a version."""
     images: dict[str, Location] = {}
     for source, name in _images(subject):
         images.setdefault(name, at(subject, source))
@@ -56,12 +55,8 @@ def base(subject: Subject) -> Iterator[Verdict]:
             yield good(place, f"{name}: a tag with a version, which can be moved; a digest cannot")
 
 
-@rule("pins", "an unpinned package can be another release at the next build, and training is the first to fail")
+@rule("pins")
 def pins(subject: Subject) -> Iterator[Verdict]:
-    """Python packages are pinned with `==` or a lock with hashes, downloads and repositories to a release.
-
-    Only packages that the image ships count, and not the tools of pip itself.
-    """
     for install in subject.shipped:
         place = at(subject, install.instruction)
         for name in install.missing:
@@ -91,12 +86,8 @@ def pins(subject: Subject) -> Iterator[Verdict]:
             yield doubtful(at(subject, one), text, moving_source[1])
 
 
-@rule("caches", "a package manager's cache in a layer is downloaded by every node and never used")
+@rule("caches")
 def caches(subject: Subject) -> Iterator[Verdict]:
-    """The caches of pip, uv, Poetry, PDM, conda, apt, yum and apk are off, removed or on a cache mount.
-
-    They are removed in the RUN that fills them. Only stages whose layers the image has count.
-    """
     stages = subject.dockerfile.shipped()
     seen: set[tuple[int, str, State]] = set()
     for install in subject.installs:
@@ -111,13 +102,8 @@ def caches(subject: Subject) -> Iterator[Verdict]:
                 yield from _system_caches(subject, one)
 
 
-@rule("copy", "a COPY of a missing file fails the build, after minutes")
+@rule("copy")
 def copy(subject: Subject) -> Iterator[Verdict]:
-    """The sources of COPY and ADD are in the context, and .dockerignore does not exclude them.
-
-    Without --context, the context is the directory of the Dockerfile, or one above it in the same repository
-    that has more of these sources.
-    """
     sent: list[str] | None = None
     found: dict[tuple[str, str], list[tuple[Location, str, str]]] = {}
     for _, one in subject.dockerfile.instructions():
@@ -140,9 +126,8 @@ def copy(subject: Subject) -> Iterator[Verdict]:
         yield replace(verdict, evidence=list(dict.fromkeys(place.evidence() for place, _, _ in places)))
 
 
-@rule("doubled-v", "a tag with two v does not exist, and the download fails")
+@rule("doubled-v")
 def doubled_v(subject: Subject) -> Iterator[Verdict]:
-    """No `v` stands before a build argument whose value begins with one: v${VERSION} with VERSION=v1.2."""
     for _, one in subject.dockerfile.instructions():
         for match in BEFORE_V.finditer(one.raw) if one.known and one.name in ("RUN", "ADD") else ():
             value = one.known.get(match[1], "")

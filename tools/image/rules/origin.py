@@ -23,13 +23,8 @@ NEURON_TORCH = re.compile(r"pytorch-(?:training|inference)-neuronx:(\d+\.\d+(?:\
 REMEDY = "https://, or check the file's SHA-256 in the same RUN; ADD --checksum=sha256:..."
 
 
-@rule("transport", "whoever stands between the build and a server can send another file")
+@rule("transport")
 def transport(subject: Subject) -> Iterator[Verdict]:
-    """Downloads use TLS with certificates that are checked, or their digest is checked in the same RUN.
-
-    apt, dnf and apk may use http, because they check the signatures of their packages. The channels of a
-    conda environment file count as well.
-    """
     for install in subject.installs:
         if plain := _first(PLAIN, " ".join(install.channels)):
             text = f"{mask(plain)} is a channel without TLS: what it brings is not checked"
@@ -48,12 +43,8 @@ def transport(subject: Subject) -> Iterator[Verdict]:
             yield doubtful(at(subject, one), f"{mask(problem)}: what it brings is not checked", REMEDY)
 
 
-@rule("advisory", "a published vulnerability has a published exploit soon after")
+@rule("advisory")
 def advisory(subject: Subject) -> Iterator[Verdict]:
-    """torch has the repair of each known vulnerability that reaches a trainer. Otherwise this warns.
-
-    An older torch may be the newest that a machine has: on Trainium, torch_xla ends at 2.9.
-    """
     torch, base = find_torch(subject), NEURON_TORCH.search(subject.dockerfile.final.image)
     release = torch.version if torch else base[1] if base else ""
     place = torch.place if torch else at(subject, subject.dockerfile.final.lineage()[0])

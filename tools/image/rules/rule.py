@@ -1,7 +1,6 @@
-"""What a rule for Dockerfiles is, what it reads, and how it states a finding."""
+"""What the rules for Dockerfiles read, and how they state a finding."""
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from tools.core import secret_patterns
 from tools.core.output import short
-from tools.core.verdict import Verdict
+from tools.core.rules import Rules
 from tools.facts.instances import Instance
 from tools.image.dockerfile.dockerignore import Ignore
 from tools.image.dockerfile.packages import Install, Package, Sources, installs
@@ -53,30 +52,7 @@ class Subject:
         return next((pair for pair in reversed(pairs) if pair[1].exact), pairs[-1] if pairs else None)
 
 
-Check = Callable[[Subject], Iterator[Verdict]]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A stable name, why the rule exists in one line, its check, and its page (the check's docstring)."""
-
-    id: str
-    reason: str
-    check: Check
-    page: str
-
-
-RULES: dict[str, Rule] = {}
-
-
-def rule(name: str, reason: str) -> Callable[[Check], Check]:
-    """Register a check as the rule `name`."""
-
-    def register(check: Check) -> Check:
-        RULES[name] = Rule(name, reason, check, inspect.getdoc(check) or "")
-        return check
-
-    return register
+rule = Rules("image", "runtime", "hadolint", "layers", "secrets", "versions", "efa", "origin")
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,8 @@ QUOTED = re.compile(r"(?<!\\)\"(?:[^\"\\]|\\.)*\"|'[^']*'")
 ONLY_EXEC = re.compile(r"exec\s+[^\s|&;][^|&;]*$")
 
 
-@rule("user", "a process that breaks out of its container has the same user on the node")
+@rule("user")
 def user(subject: Subject) -> Iterator[Verdict]:
-    """The image does not run as root. For a user name, Kubernetes cannot check runAsNonRoot; it passes."""
     final = subject.dockerfile.final
     instruction, fix = final.last("USER"), "USER 1000:1000, after the last RUN"
     if instruction is None:
@@ -52,14 +51,8 @@ def user(subject: Subject) -> Iterator[Verdict]:
         yield good(place, f"runs as {value}{note}")
 
 
-@rule("signals", "a first process that keeps SIGTERM to itself is killed without a checkpoint")
+@rule("signals")
 def signals(subject: Subject) -> Iterator[Verdict]:
-    """The first process gets SIGTERM: the program itself, a shell that ends in `exec`, or an init.
-
-    Scripts that the image copies or writes are followed, by the rules of bash and dash. tini forwards a
-    signal only to its own child (but with -g), so a script below it must end in `exec` too. DL3025 checks the
-    shell form.
-    """
     final = subject.dockerfile.final
     stop = final.last("STOPSIGNAL")
     if stop and stop.value.strip().upper() in ("SIGKILL", "KILL", "9"):
@@ -92,9 +85,8 @@ def _started(final: Stage) -> list[Instruction]:
     return [one for one in (entrypoint, None if drops else command) if one is not None]
 
 
-@rule("platform", "an image for another architecture fails with: exec format error")
+@rule("platform")
 def platform(subject: Subject) -> Iterator[Verdict]:
-    """The architecture of --platform and of downloaded files is the nodes': amd64, or that of --for."""
     wanted = subject.machine.architecture if subject.machine else "amd64"
     for stage in subject.dockerfile.shipped():
         if stage.platform is not None:

@@ -21,13 +21,8 @@ EMPTY = re.compile(r"^$|^\$|^<|^(?:changeme|none|null|false|true|0|1|unset)$", r
 REMEDY = "RUN --mount=type=secret,id=NAME at build time, a Kubernetes Secret at run time"
 
 
-@rule("secrets", "everyone who pulls the image can read its ARG, ENV and layers")
+@rule("secrets")
 def secrets(subject: Subject) -> Iterator[Verdict]:
-    """ARG, ENV, commands and copied files hold no secret. Values are never printed.
-
-    A file with credentials is found by its name, also if a COPY of its directory takes it. Tokens are found
-    by their shape anywhere in the Dockerfile, and in copied files if they are not examples.
-    """
     every = [*_before(subject), *(one for _, one in subject.dockerfile.instructions())]
     found = [verdict for one in every for verdict in _instruction(subject, one)]
     yield from found

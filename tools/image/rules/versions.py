@@ -57,15 +57,8 @@ class Torch:
         return bool(re.fullmatch(r"\d+\.\d+\.\d+", self.version))
 
 
-@rule("torch-cuda", "with CUDA libraries of another release on the library path, torch misses symbols")
+@rule("torch-cuda")
 def torch_cuda(subject: Subject) -> Iterator[Verdict]:
-    """torch was built for the CUDA of the index or local version (`+cu121`), and for that of the base image.
-
-    The table is in docs/images.md. A build that does not exist fails, because pip finds nothing in an index
-    without it. The base is compared, without an index by the builds of the default wheel's major release; a
-    newer minor release is compatible by NVIDIA's rules. Another CUDA in the base is a warning, because wheels
-    bring their own. It fails if apex or DeepSpeed's operators are compiled, which refuse it.
-    """
     torch, base = find_torch(subject), base_cuda(subject)
     if torch is None:
         return
@@ -118,9 +111,8 @@ def _compiled(subject: Subject) -> str | None:
     return None
 
 
-@rule("driver", "with an older driver, CUDA fails at its first use: CUDA driver version is insufficient")
+@rule("driver")
 def driver(subject: Subject) -> Iterator[Verdict]:
-    """The nodes' NVIDIA driver (--driver) supports the image's CUDA. Without --driver the need is printed."""
     torch, base = find_torch(subject), base_cuda(subject)
     if CPU_BASE.search(subject.dockerfile.final.image) and base is None:
         return
@@ -142,9 +134,8 @@ def driver(subject: Subject) -> Iterator[Verdict]:
         yield good(place, f"driver {subject.driver} supports CUDA {cuda} ({needed} or newer)")
 
 
-@rule("torchvision", "a torchvision for another torch fails at its import: operator torchvision::nms")
+@rule("torchvision")
 def torchvision(subject: Subject) -> Iterator[Verdict]:
-    """torchvision is the release for the installed torch, to the last number."""
     for torch, package, release, wrong in _beside_torch(subject, "torchvision"):
         place, wanted = of(package), compatibility.torch_of_torchvision(release)
         look_up = compatibility.torchvision_release if torch.whole else compatibility.torchvision_of
@@ -160,9 +151,8 @@ def torchvision(subject: Subject) -> Iterator[Verdict]:
             yield good(place, f"torchvision {release} is for torch {wanted}")
 
 
-@rule("torchaudio", "a torchaudio for another torch fails at its import: undefined symbol")
+@rule("torchaudio")
 def torchaudio(subject: Subject) -> Iterator[Verdict]:
-    """torchaudio has the same release number as torch, up to 2.10."""
     for torch, package, release, wrong in _beside_torch(subject, "torchaudio"):
         wanted, series = compatibility.torch_of_torchaudio(release), compatibility.series(torch.version)
         if wanted is None:
@@ -175,9 +165,8 @@ def torchaudio(subject: Subject) -> Iterator[Verdict]:
             yield good(of(package), f"torchaudio {release} is for torch {wanted}")
 
 
-@rule("transformers", "with an older torch, transformers disables torch and has no model classes")
+@rule("transformers")
 def transformers(subject: Subject) -> Iterator[Verdict]:
-    """torch is not older than what the metadata of transformers requires."""
     for torch, package, release, _ in _beside_torch(subject, "transformers"):
         wanted = compatibility.torch_for_transformers(release)
         if wanted is None or torch.number is None:
@@ -189,12 +178,8 @@ def transformers(subject: Subject) -> Iterator[Verdict]:
             yield good(of(package), f"transformers {release} works with torch {wanted} and newer")
 
 
-@rule("torch-pins", "pip replaces torch by the one that a package requires, or the package fails at its import")
+@rule("torch-pins")
 def torch_pins(subject: Subject) -> Iterator[Verdict]:
-    """torch is the release that xformers, vLLM and bitsandbytes require, and triton the one of torch.
-
-    Only the releases of the fact table are checked.
-    """
     for name in sorted({*compatibility.TORCH_PINS, *compatibility.TORCH_AT_LEAST}):
         for torch, package, release, wrong in _beside_torch(subject, name):
             yield from _required_torch(package, release, torch, wrong)
@@ -242,9 +227,8 @@ def _wrong(subject: Subject, install: Install, torch: Torch) -> State:
     return doubtful if order > of_torch else bad
 
 
-@rule("bitsandbytes", "without a library for torch's CUDA, its 8-bit optimizer fails in mid-run")
+@rule("bitsandbytes")
 def bitsandbytes(subject: Subject) -> Iterator[Verdict]:
-    """The wheel of bitsandbytes has a library for the CUDA of torch, or for BNB_CUDA_VERSION."""
     for torch, package, release, _ in _beside_torch(subject, "bitsandbytes"):
         if torch.row is None or torch.cuda == "cpu":
             continue
@@ -262,12 +246,8 @@ def bitsandbytes(subject: Subject) -> Iterator[Verdict]:
             yield bad(of(package), text, "a newer bitsandbytes, or a torch of an older CUDA")
 
 
-@rule("deepspeed", "its operators are compiled against torch and CUDA, at the installation or in mid-run")
+@rule("deepspeed")
 def deepspeed(subject: Subject) -> Iterator[Verdict]:
-    """DeepSpeed works with the installed torch, and DS_BUILD_* compiles where nvcc and torch are.
-
-    Its operators import torch while they are compiled, so that the build must not be isolated.
-    """
     found, torch = subject.package("deepspeed"), find_torch(subject)
     if found is None:
         return
@@ -308,12 +288,8 @@ def _isolated(install: Install, name: str) -> bool:
     return install.tool in ("pip", "uv") and not (listed or named or off)
 
 
-@rule("flash-attn", "flash-attn is compiled against the installed torch and CUDA: an hour, or a failed build")
+@rule("flash-attn")
 def flash_attn(subject: Subject) -> Iterator[Verdict]:
-    """flash-attn is compiled with nvcc, torch 2.2 or newer and CUDA 12, or is a wheel for the torch.
-
-    The index has a source archive only. Its build imports torch, so that it needs --no-build-isolation.
-    """
     found, torch = subject.package("flash-attn"), find_torch(subject)
     if found is None:
         return
@@ -358,9 +334,8 @@ def _flash_wheel(place: Location, package: Package, torch: Torch | None) -> Iter
         yield good(place, f"the wheel of flash-attn is for torch {match[2]}")
 
 
-@rule("python", "without a wheel of torch for this Python, pip ends with: no matching distribution")
+@rule("python")
 def python(subject: Subject) -> Iterator[Verdict]:
-    """The torch release has wheels for the Python of the base image."""
     torch, base = find_torch(subject), subject.dockerfile.final.image
     match, ngc = BASE_PYTHON.search(base), _ngc(base)
     row = torch.row if torch else None
@@ -376,9 +351,8 @@ def python(subject: Subject) -> Iterator[Verdict]:
         yield bad(place, f"torch {torch.version} has wheels for {span}, and the base has {has}", span)
 
 
-@rule("gpu", "a binary without code for the GPU fails with: no kernel image is available")
+@rule("gpu")
 def gpu(subject: Subject) -> Iterator[Verdict]:
-    """torch, and extensions by TORCH_CUDA_ARCH_LIST, are built for the GPU of the machine (--for)."""
     card = subject.machine.accelerator if subject.machine else None
     capability = compatibility.GPUS.get(str(card))
     torch = find_torch(subject)

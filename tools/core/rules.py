@@ -1,0 +1,66 @@
+"""Rules: named checks, whose texts are in a table beside them."""
+
+import enum
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tools.core.tables import load
+from tools.core.verdict import Verdict
+
+Check = Callable[[Any], Iterator[Verdict]]
+
+
+class Question(enum.Enum):
+    """What a rule asks. The value is printed.
+
+    A fault of TRAINS does not start, does not train as one job, loses its work or leaks a secret.
+    """
+
+    TRAINS = "will it train"
+    PRACTICE = "good practice"
+
+
+TRAINS, PRACTICE = Question
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A stable name, its reason in one line, its page, its question, and its check.
+
+    The check yields PASS for each correct value, FAIL for each fault, and CANNOT TELL if what it reads does
+    not say enough. It yields nothing if the rule does not apply. A WARN of a rule is about good practice.
+    """
+
+    id: str
+    check: Check
+    why: str
+    page: str
+    question: Question
+
+
+class Rules:
+    """The rules of `tools/<package>/rules/`. As a decorator it registers a check by a name of its table."""
+
+    def __init__(self, package: str, *modules: str) -> None:
+        self._table = f"{package}/rules.yaml"
+        self._modules = [f"tools.{package}.rules.{name}" for name in modules]
+        self._found: dict[str, Rule] = {}
+
+    def __call__(self, name: str) -> Callable[[Check], Check]:
+        def register(check: Check) -> Check:
+            row = load(self._table)[name]
+            question = Question[row.get("asks", "trains").upper()]
+            self._found[name] = Rule(name, check, row["why"], row["page"].rstrip(), question)
+            return check
+
+        return register
+
+    @functools.cached_property
+    def all(self) -> dict[str, Rule]:
+        """All rules by name, in the order of the modules, whichever of them was imported first."""
+        for name in self._modules:
+            importlib.import_module(name)
+        return dict(sorted(self._found.items(), key=lambda item: self._modules.index(item[1].check.__module__)))
