@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tools.cells.memory import room_on
 from tools.cells.published import Published
 from tools.cells.trainer_config import inputs
+from tools.core.tables import load
 from tools.core.verdict import Verdict, bad, doubtful, good, unclear
 from tools.facts.gated import GATED
 from tools.kube.manifests import Object
@@ -20,10 +21,7 @@ from training.config import DATA, FILES, Config, ConfigError, load_texts
 from training.models.counting import trainable_parameters
 from training.models.published import differences
 
-TOKEN_NAMES = (
-    *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN"),
-    "HF_TOKEN_PATH",
-)
+TOKEN_NAMES: list[str] = load("preflight/words.yaml")["token variables"]
 # Keys of model.yaml that can name a model on the hub.
 MODEL_KEY = re.compile(r"(?m)^[ \t]*+(?:weights|tokenizer|source):\s*+([^#\s]+)")
 OWN_IMAGE = re.compile(r"(?:^|/)trainer-(?:cpu|cuda|neuron)[:@]")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from tools.core import secret_patterns
 from tools.core.command_line import is_label, is_subdomain
+from tools.core.tables import load
 from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.kube.images import is_local
 from tools.preflight.rule import Place, rule
@@ -13,13 +14,8 @@ from tools.workload.operator_pods import pod_name
 
 LONGEST = 63  # characters of a DNS label (a Service's or pod's name) and of a label's value
 TEMPLATE = set("${<")  # the rule `template-left` reports what is left of a template
-NAMED = ("serviceAccountName", "priorityClassName", "runtimeClassName", "schedulerName", "nodeName")
+_WORDS: dict[str, list[str]] = load("preflight/words.yaml")
 LABEL_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
-COLON_NAMES = ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")  # system:... is valid for these
-MOVING = (
-    *("latest", "main", "master", "nightly", "dev", "devel", "edge", "stable", "head", "current", "test"),
-    *("snapshot", "prod", "staging", "release"),
-)
 REFERENCE = re.compile(
     r"(?:[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]+)?/)?"
     r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*"
@@ -35,7 +31,7 @@ def names(subject: Subject) -> Iterator[Verdict]:
         place = Place(title(item), "metadata.name", name)
         if "$" in name:
             continue  # the rule `template-left` reports it
-        if kind not in COLON_NAMES and not is_subdomain(name):
+        if kind not in _WORDS["colon names"] and not is_subdomain(name):
             # Of a masked secret, a changed form would be printed.
             plain = "name" if secret_patterns.find(name) else name.lower()
             remedy = re.sub(r"[^a-z0-9.-]+", "-", plain).strip("-.") or "name"
@@ -56,7 +52,7 @@ def names(subject: Subject) -> Iterator[Verdict]:
             if not is_label(name):
                 summary = f"{name!r} is not a valid name of a container or volume"
                 yield bad(Place(template.object, path, name), summary, "use a-z, 0-9 and -")
-        for field in NAMED:
+        for field in _WORDS["named"]:
             name = template.spec.get(field)
             if name and "$" not in name and not is_subdomain(name):
                 place = Place(template.object, f"{template.spec_path}.{field}", name)
@@ -123,4 +119,4 @@ def local_image(subject: Subject) -> Iterator[Verdict]:
 def _moves(tag: str) -> bool:
     """Return whether a tag moves: a known word, or a tag that begins or ends with `latest`."""
     words = re.split(r"[-_.]", tag.lower())
-    return tag.lower() in MOVING or words[0] == "latest" or words[-1] == "latest"
+    return tag.lower() in _WORDS["moving tags"] or words[0] == "latest" or words[-1] == "latest"

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 
+from tools.core.tables import load
 from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.facts.instances import EFA, NEURON, NVIDIA, Instance
 from tools.kube.quantity import amount, extended, plain, requests
@@ -218,7 +219,7 @@ def backend(subject: Subject) -> Iterator[Verdict]:
             yield good(place, "the devices fit the backend")
 
 
-BACKEND = ("backend", "dist-backend", "distributed-backend", "ddp-backend")
+BACKEND: list[str] = load("preflight/words.yaml")["backend"]
 INITIALISED = re.compile(r"init_process_group\(\s{0,40}(?:backend\s{0,4}=\s{0,4})?[\"'](\w{1,20})[\"']\s{0,40}[,)]")
 
 

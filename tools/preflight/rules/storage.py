@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
+from tools.core.tables import load
 from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.kube.manifests import Object
 from tools.kube.quantity import amount
@@ -11,31 +12,12 @@ from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, Template
 from tools.simulator.command_line import command, literals, number, option, script, words
 
-SAVE = (
-    *("checkpoint-dir", "checkpoint-path", "checkpoints-dir", "ckpt-dir", "ckpt-path", "checkpoint-folder"),
-    *("save-dir", "save-folder", "save-path", "save", "output-dir", "checkpoint-file", "ckpt-file"),
-    *("default-root-dir", "default-local-dir", "dump-folder", "exp-dir", "save-location"),
-)
-RESUME = ("resume-from-checkpoint", "resume-from", "resume", "resume-path")
-INTERVAL = (
-    *("checkpoint-freq", "checkpoint-interval", "checkpoint-every", "ckpt-interval", "checkpointing-steps"),
-    *("save-interval", "save-steps", "save-every"),
-)
-STEPS = ("max-steps", "max-train-steps", "train-iters", "num-steps", "total-steps", "steps", "training-steps")
-VARIABLES = (
-    *("TRAINYARD_RUN", "CHECKPOINT_DIR", "CKPT_DIR", "CHECKPOINT_PATH", "SNAPSHOT_PATH"),
-    *("CHECKPOINTS_DIR", "OUTPUT_DIR", "SAVE_DIR"),
-)
-REMOTE = ("s3://", "gs://", "hf://", "https://")
-UPLOADS = ("aws s3", "s5cmd", "gsutil", "gcloud storage", "azcopy", "rclone", "push_to_hub", "push-to-hub")
-NOT_SHARED = ("emptyDir", "ephemeral")
-READ_ONLY_VOLUMES = ("configMap", "secret", "projected", "downwardAPI", "image")
+_WORDS: dict[str, list[str]] = load("preflight/words.yaml")
+SAVE, RESUME, INTERVAL, STEPS = (_WORDS[name] for name in ("save", "resume", "interval", "steps"))
 SHARED, UNKNOWN = "shared", "unknown"
 LAYER = "in the container's own layer"
 READ_ONLY = "on a mount that is read-only"
 ON_NODE = "a directory of the node"
-# Where torch and Triton keep compiled code, which they unpickle, load and run.
-COMPILED = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "AOTINDUCTOR_CACHE_DIR")
 TORCHRUN_DEFAULT = 30  # seconds between SIGTERM and SIGKILL of the workers, torch/distributed/run.py
 KUBERNETES_DEFAULT = 30  # seconds, terminationGracePeriodSeconds
 
@@ -72,7 +54,7 @@ def _directory(words: Sequence[str], values: Mapping[str, str]) -> tuple[str, st
     if given is not None and given[1] and _is_path(*given):
         name, value = given
         return name, values.get(value.strip("${}()"), value) if value.startswith("$") else value
-    return next(((name, values[name]) for name in VARIABLES if values.get(name)), None)
+    return next(((name, values[name]) for name in _WORDS["directory variables"] if values.get(name)), None)
 
 
 def _is_path(name: str, value: str) -> bool:
@@ -82,7 +64,7 @@ def _is_path(name: str, value: str) -> bool:
 
 def storage(template: Template, container: Object, directory: str) -> str:
     """Return SHARED, UNKNOWN, or where the directory is instead."""
-    if directory.startswith(REMOTE):
+    if directory.startswith(tuple(_WORDS["remote"])):
         return SHARED
     volumes = template.volumes()
     mounts = container.get("volumeMounts") or []
@@ -104,17 +86,17 @@ def _working_directory(container: Object) -> str:
 
 def _kind(volume: Object, mount: Object) -> str:
     claim = volume.get("persistentVolumeClaim") or {}
-    if mount.get("readOnly") or claim.get("readOnly") or any(key in volume for key in READ_ONLY_VOLUMES):
+    if mount.get("readOnly") or claim.get("readOnly") or any(key in volume for key in _WORDS["read-only volumes"]):
         return READ_ONLY
     if "hostPath" in volume:
         return ON_NODE
-    kind = next((key for key in NOT_SHARED if key in volume), None)
+    kind = next((key for key in _WORDS["not shared"] if key in volume), None)
     return SHARED if kind is None else f"on a volume of kind {kind}"
 
 
 def _uploads(container: Object) -> bool:
     text = " ".join(command(container))
-    return any(word in text for word in UPLOADS)
+    return any(word in text for word in _WORDS["uploads"])
 
 
 @rule("claim-access")
@@ -148,7 +130,7 @@ def compile_cache(subject: Subject) -> Iterator[Verdict]:
     for template in subject.training():
         path, container = template.trainer()
         values = literals(container)
-        for name in filter(values.get, COMPILED):
+        for name in filter(values.get, _WORDS["compiled"]):
             place = Place(template.object, f"{path}.env[{name}]", values[name])
             mount = mount_of(container, values[name])
             volume = template.volumes().get(mount["name"], {}) if mount else {}
