@@ -55,7 +55,10 @@ def cause(output: str) -> Cause:
         if found:
             line = min(reversed(found), key=len)  # the one without the builder's prefix
             return Cause(pattern.kind, secret_patterns.mask(_plain(line)), pattern.remedy, pattern.retry, step)
-    code, last = CODE.search(output), secret_patterns.mask(_last_words(lines))
+    # The failed command itself, without the builder's lines around it.
+    inner = [_plain(line) for line in lines if not BUILDER.match(line)]
+    words = inner or [_plain(line) for line in lines] or ["the builder printed nothing"]
+    code, last = CODE.search(output), secret_patterns.mask(words[-1])
     kind = f"a command ended with {code[1]}" if code else "unknown"
     return Cause(kind, last, "the lines above show why; the whole output is in the log", step=step)
 
@@ -77,9 +80,3 @@ def _failing(output: str) -> tuple[str, str | None]:
 def _plain(line: str) -> str:
     """Return a line without BuildKit's step number and time."""
     return re.sub(r"^#\d+ (?:\d+\.\d+ )?", "", line)
-
-
-def _last_words(lines: list[str]) -> str:
-    """Return the last line of the failed command itself, without the builder's lines around it."""
-    inner = [_plain(line) for line in lines if not BUILDER.match(line)]
-    return (inner or [_plain(line) for line in lines] or ["the builder printed nothing"])[-1]

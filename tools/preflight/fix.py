@@ -134,7 +134,9 @@ def repaired_text(text: str, source: str, fix: Fix) -> str:
         items = [item for document in documents for item in _flat(document)]
         for number, changes in fix.changes.items():
             for change in changes:
-                apply(items[number], _styled(change))
+                # Texts are in quotes where kubectl would read them as another type.
+                value = {"value": _quoted(change["value"])} if "value" in change else {}
+                apply(items[number], {**change, **value})
         changed = _dumped(writer, documents)
     except YAMLError as problem:
         raise UserError(f"{source}: cannot be written back: {str(problem).splitlines()[0]}") from None
@@ -177,11 +179,6 @@ def _dumped(writer: YAML, documents: list[Any]) -> str:
     stream = io.StringIO()
     writer.dump_all(documents, stream)
     return stream.getvalue()
-
-
-def _styled(change: Operation) -> Operation:
-    """Return an operation whose texts are in quotes where kubectl would read them as another type."""
-    return {**change, "value": _quoted(change["value"])} if "value" in change else change
 
 
 def _quoted(value: Any) -> Any:

@@ -52,7 +52,7 @@ class Finding:
 def operations(finding: Finding) -> list[Operation]:
     """Return the operations that repair a finding in its object; nothing if no repair is mechanical."""
     rule = str(finding.verdict.details["rule"])
-    edits = [*_SPECIAL.get(rule, _none)(finding)]
+    edits = [*_SPECIAL[rule](finding)] if rule in _SPECIAL else []
     if not edits and rule in LITERAL:
         edits = [*_literal(finding)]
     there = [one for one in edits if one.value is not None or value_at(finding.item, one.keys) is not None]
@@ -87,10 +87,6 @@ def _index(entries: list[Any], key: str) -> str | int:
     if key.isdigit():
         return int(key)
     return next((at for at, one in enumerate(entries) if isinstance(one, dict) and one.get("name") == key), key)
-
-
-def _none(_: Finding) -> Iterator[Edit]:
-    return iter(())
 
 
 def _literal(finding: Finding) -> Iterator[Edit]:

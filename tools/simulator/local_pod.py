@@ -114,7 +114,7 @@ def local_pods(
                 environment=final,
                 secret=frozenset(resolved.secret),
                 directory=directory,
-                cwd=_working_directory(pod, mounts, checkout),
+                cwd=mounts.local(pod.container.get("workingDir") or "") or checkout,
                 mounts=mounts.mounts,
                 grace=int(pod.spec.get("terminationGracePeriodSeconds") or DEFAULT_GRACE),
                 restart_policy=pod.restart_policy,
@@ -165,11 +165,6 @@ def _program(word: str, path: str, pod: Pod) -> str:
     if found is None:
         raise UserError(f"pod {pod.name}: its command {word} is not on this machine", f"looked in {path}")
     return found
-
-
-def _working_directory(pod: Pod, mounts: volumes.Volumes, checkout: Path) -> Path:
-    """Return the start directory: a workingDir below a mount, otherwise the checkout, as in the image."""
-    return mounts.local(pod.container.get("workingDir") or "") or checkout
 
 
 def _devices(pods: Sequence[Pod], user: Mapping[str, str], plan_only: bool) -> dict[str, str]:

@@ -20,6 +20,8 @@ class HyperPodPyTorchJob(Workload):
     """A HyperPodPyTorchJob: each entry of replicaSpecs is a role."""
 
     kind = "HyperPodPyTorchJob"
+    maker = "HyperPod operator"
+    injects = "the HyperPod operator's own variables, NNODES among them, and its rendezvous for hyperpodrun"
     api = "sagemaker.amazonaws.com/v1"
     resource = "hyperpodpytorchjobs.sagemaker.amazonaws.com"
     job_label = JOB_LABEL
@@ -32,14 +34,6 @@ class HyperPodPyTorchJob(Workload):
         """Return whether an object is of this kind, which AWS's pages also spell HyperPodPytorchJob."""
         group = str(item.get("apiVersion")).rpartition("/")[0]
         return str(item.get("kind")).lower() == cls.kind.lower() and group == "sagemaker.amazonaws.com"
-
-    @property
-    def maker(self) -> str:
-        return "HyperPod operator"
-
-    @property
-    def injects(self) -> str:
-        return "the HyperPod operator's own variables, NNODES among them, and its rendezvous for hyperpodrun"
 
     @property
     def state(self) -> str:

@@ -20,6 +20,7 @@ class JobSet(Workload):
     """A JobSet: each replicated Job is a role, whose pods are numbered through all its Jobs."""
 
     kind = "JobSet"
+    maker = "JobSet"
     api = "jobset.x-k8s.io/v1alpha2"
     resource = "jobsets.jobset.x-k8s.io"
     of_batch = True
@@ -27,10 +28,6 @@ class JobSet(Workload):
     role_label = f"{LABEL}replicatedjob-name"
     # Each Job has a backoffLimit as well.
     retry = ("spec.failurePolicy.maxRestarts", 0, "restarts of the JobSet")
-
-    @property
-    def maker(self) -> str:
-        return "JobSet"
 
     @property
     def nameless(self) -> Nameless | None:

@@ -71,7 +71,8 @@ def pods(job: Object, version: str = LATEST) -> list[Pod]:
     check_size((one["replicas"], one["template"]["spec"]) for one in replicas)
     return [
         _pod(job, release, replica_type, index)
-        for replica_type, replica in _in_order(job)
+        for replica_type in (MASTER, WORKER)
+        if (replica := job["spec"]["pytorchReplicaSpecs"].get(replica_type))
         for index in _indices(replica_type, replica["replicas"])
     ]
 
@@ -109,11 +110,6 @@ def _default_elastic(spec: Object) -> None:
         low = high = spec["pytorchReplicaSpecs"][WORKER]["replicas"]
     elastic["minReplicas"] = high if low is None else low
     elastic["maxReplicas"] = low if high is None else high
-
-
-def _in_order(job: Object) -> list[tuple[str, Object]]:
-    replicas = job["spec"]["pytorchReplicaSpecs"]
-    return [(name, replicas[name]) for name in (MASTER, WORKER) if name in replicas]
 
 
 def _indices(replica_type: str, replicas: int) -> range:

@@ -21,6 +21,7 @@ class VolcanoJob(Workload):
     """A Volcano Job: each task is a role."""
 
     kind = "Job"
+    maker = "Volcano"
     api = "batch.volcano.sh/v1alpha1"
     resource = "jobs.batch.volcano.sh"
     job_label = f"{LABEL}job-name"
@@ -28,10 +29,6 @@ class VolcanoJob(Workload):
     # The default is that of pkg/webhooks/admission/jobs/mutate/mutate_job.go.
     retry = ("spec.maxRetry", 3, "restarts of the job")
     suspend_path = ()  # Volcano suspends a job through an object of its own (bus.volcano.sh Command)
-
-    @property
-    def maker(self) -> str:
-        return "Volcano"
 
     @property
     def nameless(self) -> Nameless | None:

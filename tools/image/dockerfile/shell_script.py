@@ -34,13 +34,11 @@ def commands(text: str) -> Iterator[list[str]]:
     except (Unreadable, RecursionError):
         found = [line.split() for line in re.sub(r"\\\n", " ", text).splitlines()]
     for words in found:
-        start = next((n for n, word in enumerate(words) if not _before_program(word)), len(words))
+        start = next(
+            (n for n, word in enumerate(words) if word not in PREFIXES and not ASSIGNMENT.match(word)), len(words)
+        )
         if words[start:]:
             yield words[start:]
-
-
-def _before_program(word: str) -> bool:
-    return word in PREFIXES or bool(ASSIGNMENT.match(word))
 
 
 def _bare(word: str) -> str:

@@ -164,12 +164,9 @@ def gated_model(subject: Subject) -> Iterator[Verdict]:
                 yield good(place, f"{name} is gated, and the container has a token")
             else:
                 summary = f"{name} is gated, and the container has no token"
-                verdict = doubtful if _has_claim(template) else bad
+                claims = any("persistentVolumeClaim" in volume for volume in template.volumes().values())
+                verdict = doubtful if claims else bad
                 yield verdict(place, summary, "a mounted Secret, and HF_TOKEN_PATH")
-
-
-def _has_claim(template: Template) -> bool:
-    return any("persistentVolumeClaim" in volume for volume in template.volumes().values())
 
 
 def _configured(subject: Subject) -> Iterator[tuple[Template, tuple[str, ...]]]:

@@ -203,17 +203,13 @@ def env_guidance(subject: Subject) -> Iterator[Verdict]:
             summary = f"{name}: {item.say.value}: {item.reason} ({item.source})"
             if item.say is Say.NEVER:
                 yield bad(place, summary, f"remove {name}")
-            elif item.say is Say.SET and _miscased(value, item.value):
+            elif item.say is Say.SET and value != item.value and value.lower() == str(item.value).lower():
                 summary = f"{name} must be {item.value}, case matters: {item.reason}"
                 yield bad(place, summary, f"{name}={item.value}")
             elif item.say is Say.SET:
                 yield good(place, summary)
             else:
                 yield bad(place, summary, f"remove {name} unless you measured that you need it")
-
-
-def _miscased(value: str, right: str | None) -> bool:
-    return right is not None and value != right and value.lower() == right.lower()
 
 
 @rule("loopback")

@@ -32,12 +32,13 @@ def restart_policy(subject: Subject) -> Iterator[Verdict]:
             else:
                 yield good(place, f"{value} is a valid restart policy for this job")
     for job in subject.operator_jobs():
+        nodes = job.analysis.nodes if job.analysis else []
         for role, replica in (job.spec.get("pytorchReplicaSpecs") or {}).items():
             value = replica.get("restartPolicy") or "OnFailure"
             place = Place(job.object, f"spec.pytorchReplicaSpecs.{role}.restartPolicy", value)
             if value == "Always":
                 yield bad(place, "Always: the job can never succeed", "restartPolicy: OnFailure")
-            elif value == "ExitCode" and _by_torchrun(job):
+            elif value == "ExitCode" and any(node.launch.torchrun for node in nodes):
                 yield bad(place, _exit_code_fault(job), "restartPolicy: OnFailure")
             elif value in (*RESTART, "ExitCode"):
                 yield good(place, f"{value} is a valid restart policy for this job")
@@ -48,11 +49,6 @@ def _exit_code_fault(job: Job) -> str:
     if any(node.launch.behind_entrypoint for node in nodes):
         return "ExitCode retries without limit: each retry is a new pod, which backoffLimit does not count"
     return "ExitCode with torchrun: every fault is permanent, because torchrun always exits with 1"
-
-
-def _by_torchrun(job: Job) -> bool:
-    nodes = job.analysis.nodes if job.analysis else []
-    return any(node.launch.torchrun is not None for node in nodes)
 
 
 @rule("clean-pods")
@@ -232,7 +228,8 @@ def signals(subject: Subject) -> Iterator[Verdict]:
         if found.signalled:
             yield good(place, f"{found.launcher} receives SIGTERM: {found.why}")
         elif found.signalled is None:
-            yield unclear(place, f"whether {_launcher(found)} receives SIGTERM is not known: {_why(found)}", EXEC)
+            program, why = found.launcher or "the trainer", found.why or found.unknown
+            yield unclear(place, f"whether {program} receives SIGTERM is not known: {why}", EXEC)
         else:
             yield bad(place, f"{found.launcher} does not receive SIGTERM: {found.why}", EXEC)
 
@@ -259,11 +256,3 @@ def _shell_launches(subject: Subject) -> Iterator[tuple[Template, Place, Launch]
         except BadOptions:
             continue  # the rule `wiring` names them
         yield template, Place(template.object, f"{path}.command", text), found
-
-
-def _launcher(found: Launch) -> str:
-    return found.launcher or "the trainer"
-
-
-def _why(found: Launch) -> str:
-    return found.why or found.unknown

@@ -42,7 +42,7 @@ def checkpoint_shared(subject: Subject) -> Iterator[Verdict]:
             yield doubtful(place, summary, "a path below a shared claim")
         elif where == READ_ONLY:
             yield bad(place, f"{directory} is {where}", "a path on storage that the pod can write")
-        elif _uploads(container):
+        elif any(word in " ".join(command(container)) for word in _WORDS["uploads"]):
             yield good(place, "the command copies it to an object store")
         else:
             yield bad(place, f"{directory} is {where}: lost with its pod", "a path below a shared claim")
@@ -92,11 +92,6 @@ def _kind(volume: Object, mount: Object) -> str:
         return ON_NODE
     kind = next((key for key in _WORDS["not shared"] if key in volume), None)
     return SHARED if kind is None else f"on a volume of kind {kind}"
-
-
-def _uploads(container: Object) -> bool:
-    text = " ".join(command(container))
-    return any(word in text for word in _WORDS["uploads"])
 
 
 @rule("claim-access")
