@@ -419,6 +419,10 @@ def test_what_hyperpods_operator_sets_is_unknown() -> None:
     verdict = wiring.analyse(of([job])).verdict
     assert verdict.state is State.CANNOT_TELL
     assert "HyperPod operator's own variables" in verdict.summary
+    job["spec"]["replicaSpecs"][0]["template"] = template(["hyperpodrun", "--nnodes=3", "a.py"])
+    verdict = wiring.analyse(of([job])).verdict
+    assert verdict.state is State.WARN
+    assert "hyperpodrun ignores --nnodes 3: the operator says 2" in verdict.summary
     job["kind"] = "HyperPodPytorchJob"  # as AWS's pages spell it
     assert of([job]).kind == "HyperPodPyTorchJob"
 

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 
@@ -45,6 +45,15 @@ class Verdict:
             "remedy": self.remedy,
             **self.details,
         }
+
+
+def of_state(verdicts: Iterable[Verdict], state: State) -> list[Verdict]:
+    """Return the verdicts of a state. Those of one rule with one sentence and remedy are one, with all evidence."""
+    found: dict[tuple[Any, ...], Verdict] = {}
+    for one in (one for one in verdicts if one.state is state):
+        key = one.details.get("rule"), one.summary, one.remedy
+        found[key] = replace(found[key], evidence=[*found[key].evidence, *one.evidence]) if key in found else one
+    return list(found.values())
 
 
 class Placed(Protocol):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from tools.cells.published import Published
 from tools.core.rules import PRACTICE, TRAINS, Question, Rule
-from tools.core.verdict import State, Verdict, worst
+from tools.core.verdict import State, Verdict, of_state, worst
 from tools.kube import schemas
 from tools.kube.manifests import Manifests
 from tools.preflight.rule import rule
@@ -38,7 +38,7 @@ class Evaluation:
         return replace(self, verdicts=[*self.verdicts, *more])
 
     def of(self, state: State) -> list[Verdict]:
-        return [verdict for verdict in self.verdicts if verdict.state is state]
+        return of_state(self.verdicts, state)
 
     def answer(self, question: Question) -> State:
         """Return the worst verdict on a question. Good practice is PASS or WARN."""

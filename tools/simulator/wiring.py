@@ -15,7 +15,7 @@ from tools.facts.instances import NVIDIA
 from tools.simulator.launch import Launch
 from tools.simulator.local_pod import gpus
 from tools.simulator.node import LONGEST_SHOWN, Apart, Finding, Given, Node, launch_of, node_of
-from tools.simulator.torchrun import BadOptions
+from tools.simulator.torchrun import HYPERPOD, BadOptions
 from tools.workload.hosts import Hosts
 from tools.workload.pod import ControllerFault, Pod, PodsUnknown
 from tools.workload.workload import Workload
@@ -201,8 +201,10 @@ def _judge_devices(nodes: Sequence[Node]) -> None:
 def _warning(nodes: Sequence[Node]) -> str:
     """Return what is doubtful about a job whose pods meet, or an empty text."""
     for node in nodes:
-        devices = gpus(node.pod)
-        if node.launch.torchrun is not None and node.processes is not None and node.processes < devices:
+        devices, torchrun = gpus(node.pod), node.launch.torchrun
+        if torchrun and torchrun.launcher == HYPERPOD and torchrun.nodes()[1] not in (1, len(nodes)):
+            return f"hyperpodrun ignores --nnodes {torchrun.nodes()[1]}: the operator says {len(nodes)}"
+        if torchrun is not None and node.processes is not None and node.processes < devices:
             asked = output.count(devices, "GPU")
             started = output.count(node.processes, "process", "processes")
             return f"{node.pod.name} requests {asked} and starts {started}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.core.output import count
-from tools.core.verdict import State, Verdict, worst
+from tools.core.verdict import State, Verdict, of_state, worst
 from tools.facts.instances import Instance
 from tools.image.dockerfile import dockerignore
 from tools.image.dockerfile.parse import LARGEST, Dockerfile, parse
@@ -49,7 +49,7 @@ class Result:
     remarks: list[hadolint.Note]  # the notes that no verdict states
 
     def of(self, state: State) -> list[Verdict]:
-        return [verdict for verdict in self.verdicts if verdict.state is state]
+        return of_state(self.verdicts, state)
 
     @property
     def state(self) -> State:

@@ -89,6 +89,10 @@ def errors(subject: Subject) -> Iterator[Verdict]:
             state = bad if note.code in _TABLE["rejected"] else doubtful
             verdict = state(_location(subject, note), note.message, f"see {WIKI}/{note.code}")
             yield replace(verdict, details={**verdict.details, "code": note.code})
+        elif note.code in _TABLE["only in bash"]:
+            text = f"{note.message.rstrip('.')}: a base whose /bin/sh is dash, such as Ubuntu, ends the build here"
+            verdict = doubtful(_location(subject, note), text, 'SHELL ["/bin/bash", "-c"] before it')
+            yield replace(verdict, details={**verdict.details, "code": note.code})
 
 
 def remarks(dockerfile: Dockerfile, verdicts: Iterable[Verdict]) -> list[Note]:

@@ -57,6 +57,9 @@ def _instruction(subject: Subject, one: Instruction) -> Iterator[Verdict]:
         yield bad(at(subject, one), f"{secrets_in[0].kind} in the Dockerfile", f"revoke it, and {REMEDY}")
     elif one.name == "RUN" and (problem := _in_words(text)):
         yield bad(Location(subject.source, one.line, one.name), problem, REMEDY)
+    elif one.name == "RUN" and _PATTERNS["made key"].search(text):
+        what = "a private key is made in a layer, and everyone who pulls the image has it"
+        yield doubtful(at(subject, one), what, "make it when the container starts, or mount a Secret")
     if one.name in ("COPY", "ADD"):
         yield from _copied(subject, one)
 
