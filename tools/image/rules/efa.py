@@ -1,14 +1,14 @@
 """Rules on the EFA stack: installer, libfabric, the NCCL plugin, NCCL."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from packaging.version import Version
 
 from tools.core.verdict import Verdict, bad, doubtful, good, unclear
 from tools.facts import compatibility
 from tools.image.dockerfile.parse import Instruction
-from tools.image.dockerfile.shell_script import script
+from tools.image.dockerfile.shell_script import commands, script
 from tools.image.rules.rule import Subject, at, rule
 
 INSTALLER = re.compile(r"aws-efa-installer-v?(\d+\.\d+\.\d+)")
@@ -24,7 +24,7 @@ def efa(subject: Subject) -> Iterator[Verdict]:
         text = f"{one.value}\n{script(one)}" if one.name in ("RUN", "ADD", "COPY") else ""
         if match := INSTALLER.search(text):
             yield from _installer(subject, one, match[1])
-        if RUNS.search(text):
+        if one.name == "RUN" and any(map(_installs, commands(script(one)))):
             yield from _options(subject, one, text)
         if match := PLUGIN.search(text):
             yield from _plugin(subject, one, match[1])
@@ -43,6 +43,11 @@ def _installer(subject: Subject, one: Instruction, version: str) -> Iterator[Ver
     else:
         text = f"EFA installer {version} brings no aws-ofi-nccl, and without one NCCL uses TCP"
         yield doubtful(at(subject, one), text, "installer 1.38.0 or newer, or build aws-ofi-nccl")
+
+
+def _installs(words: Sequence[str]) -> bool:
+    """Return whether a command is the installer, which may stand behind sudo or a shell."""
+    return any(word.rpartition("/")[2] == "efa_installer.sh" for word in words[:2])
 
 
 def _options(subject: Subject, one: Instruction, text: str) -> Iterator[Verdict]:

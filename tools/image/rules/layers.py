@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -80,8 +80,11 @@ def pins(subject: Subject) -> Iterator[Verdict]:
         if install.packages and not loose:
             hashed = " with hashes" if all(one.hashed for one in install.packages) else ""
             yield good(place, f"{count(len(install.packages), 'package')} pinned{hashed}")
-    for _, one in subject.dockerfile.instructions():
-        if moving_source := _moving(one):
+    for stage, one in subject.dockerfile.instructions():
+        after = [each for each in stage.instructions if each.name == "RUN" and each.line > one.line]
+        # A later clone begins another repository.
+        same = takewhile(lambda text: "git clone" not in text, map(script, after))
+        if moving_source := _moving(one, "\n".join(same)):
             text = f"{mask(moving_source[0])} can change at any time"
             yield doubtful(at(subject, one), text, moving_source[1])
 
@@ -137,8 +140,8 @@ def doubled_v(subject: Subject) -> Iterator[Verdict]:
                 break
 
 
-def _moving(one: Instruction) -> tuple[str, str] | None:
-    """Return what a RUN or ADD downloads that can change, and the fix, or None."""
+def _moving(one: Instruction, after: str) -> tuple[str, str] | None:
+    """Return what a RUN or ADD downloads that can change, and the fix, or None. `after` are later commands."""
     if one.name == "ADD" and one.flag("from") is None and one.flag("checksum") is None:
         sources = [word for word in (one.words or one.value.split())[:-1] if "://" in word]
         found = next((word for word in sources if not unresolved(word) and not _versioned(word)), None)
@@ -148,7 +151,7 @@ def _moving(one: Instruction) -> tuple[str, str] | None:
         return None
     text = script(one)
     for words in commands(text):
-        if program(words) == "git" and "clone" in words[:4] and not _fixed_clone(words, text):
+        if program(words) == "git" and "clone" in words[:4] and not _fixed_clone(words, f"{text}\n{after}"):
             address = next((word for word in words if "://" in word or "git@" in word), "git clone")
             return address, "git clone --branch <tag>, or git checkout <commit> after it"
         newest = next((word for word in words if "://" in word and LATEST.search(word)), None)

@@ -279,7 +279,9 @@ def _builds_operators(install: Install) -> bool:
 
 def _isolated(install: Install, name: str) -> bool:
     """Return whether a package is built where torch is not seen: by an option, uv's list or a variable."""
-    listed = {name} & install.not_isolated or "--no-build-isolation" in install.flags
+    # With --global-option pip calls setup.py in the environment itself.
+    options = ("--no-build-isolation", "--no-use-pep517", "--global-option")
+    listed = {name} & install.not_isolated or any(flag.partition("=")[0] in options for flag in install.flags)
     variables = install.stage.variables() | dict(ISOLATION.findall(script(install.instruction)))
     named = name in variables.get("UV_NO_BUILD_ISOLATION_PACKAGE", "").replace("_", "-").split()
     # pip reads its variable as a value of build isolation: 0 turns it off (pypa/pip issue 5735)
