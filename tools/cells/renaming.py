@@ -77,7 +77,8 @@ def rename(manifests: Manifests, stems: Names, name: str | None) -> None:
     _write_names(manifests.objects, names, job.name, job.name + end)
     if end:
         _check(manifests, str(name))
-        _write_hosts(manifests.objects, _host_pairs(hosts, _hosts(kinds.job_of(manifests))), names)
+        services = {old: new for (kind, old), new in names.items() if kind == "Service"}
+        write_hosts(manifests.objects, _host_pairs(hosts, _hosts(kinds.job_of(manifests))), services)
 
 
 def _hash(item: Object) -> str:
@@ -151,9 +152,8 @@ def _host_pairs(old: list[str], new: list[str]) -> dict[str, str]:
     return dict(zip(old, new, strict=True)) if len(old) == len(new) else {}
 
 
-def _write_hosts(objects: list[Object], hosts: dict[str, str], names: Names) -> None:
-    """Replace the host names of the job's pods and Services in commands, variables and scripts."""
-    services = {old: new for (kind, old), new in names.items() if kind == "Service"}
+def write_hosts(objects: list[Object], hosts: dict[str, str], services: dict[str, str]) -> None:
+    """Replace the host names of a job's pods and Services, by the old ones, in commands, variables and scripts."""
     pods = "|".join(re.escape(one) for one in sorted(hosts, key=len, reverse=True))
     serving = "|".join(re.escape(one) for one in sorted(services, key=len, reverse=True))
     parts = [rf"(?:{pods})(?![\w-])"] if pods else []

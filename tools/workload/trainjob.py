@@ -220,8 +220,9 @@ class TrainJob(Workload):
     def _refused(self) -> list[str]:
         wrong = super()._refused()
         names = [] if wrong else [entry.get("name") for entry in self._trainer.get("env") or []]
-        path = "spec.trainer.env"
-        return wrong + [f"{path}: {name} is reserved for Trainer" for name in names if name in RESERVED]
+        wrong += [f"spec.trainer.env: {name} is reserved for Trainer" for name in names if name in RESERVED]
+        jobset = [] if wrong or self.runtime is None else self._jobset.refused
+        return wrong + [f"{self._wanted}: spec.template.{fault}" for fault in jobset]
 
     def _active(self) -> str:
         jobs = self.status.get("jobsStatus")

@@ -1,0 +1,188 @@
+"""`yard migrate`: PyTorchJobs as users write them become TrainJobs that are still one world, or are refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.cells import locate
+from tools.cli import invoke
+from tools.core.errors import UserError
+from tools.core.verdict import State
+from tools.kube.manifests import Manifests, parse
+from tools.new.trainjob import Migrated, migrate
+from tools.simulator import wiring
+
+Object = dict[str, Any]
+TEXT = """
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: mnist, namespace: team, labels: {kueue.x-k8s.io/queue-name: q}}
+spec:
+  runPolicy: {backoffLimit: 3, activeDeadlineSeconds: 60}
+  pytorchReplicaSpecs:
+    Master: &replica
+      replicas: 1
+      restartPolicy: OnFailure
+      template:
+        spec:
+          containers:
+            - name: pytorch
+              image: mine:1
+              command: [python3, mnist.py]
+              env: [{name: A, value: b}]
+    Worker:
+      <<: *replica
+      replicas: 2
+"""
+SHELL = "torchrun --nnodes=3 --node-rank=$RANK --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT a.py"
+NAMED = ["torchrun", "--nnodes=3", "--rdzv-backend=c10d", "--rdzv-endpoint=mnist-master-0:29400", "a.py"]
+ELASTIC = {"rdzvBackend": "c10d", "minReplicas": 2, "maxReplicas": 2, "maxRestarts": 5}
+
+
+def job(**changes: Any) -> Object:
+    (item,) = parse(TEXT, "job.yaml").objects
+    made: Object = json.loads(json.dumps(item))
+    replicas = made["spec"]["pytorchReplicaSpecs"]
+    for name in ("Master", "Worker"):
+        template = replicas[name]["template"]["spec"]
+        template["containers"][0] |= changes.get("container", {})
+        replicas[name]["restartPolicy"] = changes.get("policy", replicas[name]["restartPolicy"])
+    if "elastic" in changes:
+        del replicas["Master"]
+        made["spec"]["elasticPolicy"] = changes["elastic"]
+    made["spec"]["runPolicy"] |= changes.get("run", {})
+    return made
+
+
+def migrated(item: Object, *others: Object) -> Migrated:
+    return migrate(Manifests("job.yaml", [copy.deepcopy(item), *others]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "world"),
+    [
+        ({}, 3),
+        ({"container": {"command": ["torchrun", "mnist.py"]}}, 3),
+        ({"container": {"command": ["torchrun", "mnist.py"]}, "elastic": ELASTIC}, 2),
+        ({"container": {"command": ["sh", "-c", SHELL]}}, 3),
+        (
+            {"container": {"command": NAMED}},
+            3,
+        ),
+    ],
+    ids=["plain python", "static torchrun", "c10d", "the operator's variables in a shell", "a host's name"],
+)  # fmt: skip
+def test_it_stays_one_world(changes: Object, world: int) -> None:
+    made = migrated(job(**changes))
+    analysis = wiring.analyse(made.job)
+    assert analysis.verdict.state is State.PASS, analysis.verdict
+    assert wiring.world_size(analysis.nodes) == world
+    assert {pod.container["image"] for pod in made.job.pods()} == {"mine:1"}
+    assert made.job.queue == "q"
+    spec = made.job.spec
+    assert (spec["activeDeadlineSeconds"], made.job.backoff["backoffLimit"]) == (60, 3)
+
+
+def test_without_the_operators_variables_each_pod_would_train_alone() -> None:
+    """Control: upstream's own page turns the command over unchanged."""
+    made = migrated(job())
+    del made.job.spec["trainer"]["env"]
+    assert wiring.analyse(made.job).verdict.state is not State.PASS
+
+
+def test_restart_policy_exit_code_keeps_its_meaning() -> None:
+    made = migrated(job(policy="ExitCode"))
+    runtime = next(one for one in made.manifests.objects if one["kind"] == "TrainingRuntime")
+    batch = made.job.backoff
+    assert batch["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == list(range(1, 128))
+    assert batch["template"]["spec"]["restartPolicy"] == "Never"
+    assert runtime["spec"]["template"]["spec"]["failurePolicy"]["rules"][0]["action"] == "FailJobSet"
+
+
+def test_selectors_of_the_file_find_the_new_pods() -> None:
+    labels = {"matchLabels": {"training.kubeflow.org/job-name": "mnist"}}
+    policy = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "mnist"}}
+    made = migrated(job(), {**policy, "spec": {"podSelector": labels}})
+    found = next(one for one in made.manifests.objects if one["kind"] == "NetworkPolicy")["spec"]["podSelector"]
+    assert found["matchLabels"].items() <= made.job.pods()[0].labels.items()
+
+
+@pytest.mark.parametrize(
+    ("run", "elastic", "said"),
+    [
+        ({"ttlSecondsAfterFinished": 5}, ELASTIC, "ttlSecondsAfterFinished is left out"),
+        ({"cleanPodPolicy": "None"}, ELASTIC, "cleanPodPolicy is left out"),
+        ({"schedulingPolicy": {"queue": "x"}}, ELASTIC, "schedulingPolicy is left out"),
+        ({"backoffLimit": None}, ELASTIC, "there was no backoffLimit"),
+        ({}, {**ELASTIC, "maxReplicas": 4}, "elasticPolicy 2 to 4 becomes 2 nodes"),
+    ],
+)
+def test_what_differs_is_said(run: Object, elastic: Object, said: str) -> None:
+    made = migrated(job(run=run, elastic=elastic, container={"command": ["torchrun", "a.py"]}))
+    assert any(said in text for text in made.said), made.said
+
+
+def broken(what: str) -> Object:
+    item = job()
+    worker = item["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    if what == "Worker":
+        worker["containers"][0]["command"] = ["python3", "worker.py"]
+    elif what == "label":
+        field = {"fieldRef": {"fieldPath": "metadata.labels['training.kubeflow.org/replica-type']"}}
+        for replica in item["spec"]["pytorchReplicaSpecs"].values():
+            replica["template"]["spec"]["containers"][0]["env"] = [{"name": "TYPE", "valueFrom": field}]
+    elif what == "apart":
+        del item["spec"]["pytorchReplicaSpecs"]["Master"]
+        worker["containers"][0]["command"] = ["torchrun", "a.py"]
+    elif what == "refused":
+        worker["containers"][0]["name"] = "main"
+    elif what == "long":
+        item["metadata"]["name"] = "m" * 50
+    else:
+        item["spec"]["runPolicy"]["managedBy"] = "kueue.x-k8s.io/multikueue"
+    return item
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("Worker", r"Master and Worker differ in template\.spec\.containers\[0\]\.command\[1\]"),
+        ("label", "TYPE reads the label training.kubeflow.org/replica-type"),
+        ("apart", "it is not one world today"),
+        ("refused", "it is refused as it is"),
+        ("long", "the TrainJob would be refused"),
+        ("managed", "managedBy"),
+    ],
+)
+def test_what_it_cannot_is_refused_with_the_reason(what: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason) as caught:
+        migrated(broken(what))
+    assert caught.value.code == 1
+
+
+def test_a_job_of_another_kind_is_bad_input() -> None:
+    made = migrated(job())
+    with pytest.raises(UserError, match="TrainJob/mnist is not a PyTorchJob") as caught:
+        migrate(made.manifests)
+    assert caught.value.code == 2
+
+
+def test_every_cell_could_be_migrated() -> None:
+    """The Component makes more of a cell: its retries below a podFailurePolicy."""
+    made = migrate(locate.rendered("p5/llama-3-1-8b"))
+    assert wiring.analyse(made.job).verdict.state is State.PASS
+
+
+@pytest.mark.long
+def test_the_command_prints_the_objects_and_the_proof(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(TEXT, encoding="utf-8")
+    assert invoke(["migrate", "-f", str(path)]) == 0
+    shown = capsys.readouterr()
+    assert [one["kind"] for one in parse(shown.out, "printed").objects] == ["TrainingRuntime", "TrainJob"]
+    assert "one all-reduce over 3 ranks" in shown.err
