@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.cluster.api import Object
 from tools.facts.instances import EFA, Instance
+from tools.kube.selectors import ZONE
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 MIB = 2**20
@@ -17,6 +18,7 @@ def fake_node(kind: Instance, name: str, labels: dict[str, str] | None = None) -
     room |= {kind.device_resource: str(kind.accelerators)} if kind.device_resource else {}
     room |= {EFA: str(kind.efa)} if kind.efa else {}
     known = {INSTANCE_TYPE: kind.name, "kubernetes.io/arch": kind.architecture, "kubernetes.io/os": "linux"}
+    known[ZONE] = "us-west-2a"
     taints = [{"key": kind.device_resource, "effect": "NoSchedule"}] if kind.device_resource else []
     return {
         "apiVersion": "v1",

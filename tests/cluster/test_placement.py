@@ -16,8 +16,10 @@ import pytest
 from tests.cluster.api import Object
 from tests.cluster.kube import Kube, shared_claim
 from tests.cluster.machines import INSTANCE_TYPE, fake_node
+from tools.cli import invoke
 from tools.facts.instances import instance
 from tools.kube.manifests import Manifests, name_of
+from tools.kube.selectors import ZONE
 from tools.workload import operator_pods
 
 NAMESPACE = "t-placement"
@@ -108,6 +110,36 @@ def test_a_pod_of_another_kind_of_machine_waits(kube: Kube, cells: list[Manifest
 
     kube.wait("a verdict", lambda: _message(kube, name_of(pod), NAMESPACE) != "", SECONDS)
     assert "affinity/selector" in _message(kube, name_of(pod), NAMESPACE)
+
+
+@pytest.mark.parametrize("there", [4, 2])
+def test_a_job_with_efa_is_placed_in_one_zone(
+    there: int, kube: Kube, fake: None, rendered: dict[str, str], namespace: str, asked: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Where no zone has room for all pods, the others wait, and `why` names the zone."""
+    kind, zones = instance("p5en.48xlarge"), {"a": there, "b": 2}
+    nodes = [fake_node(kind, f"{zone}{one}", {ZONE: zone}) for zone, count in zones.items() for one in range(count)]
+    kube.put(shared_claim(namespace), namespace)
+    kube.put(nodes, namespace)
+    kube.apply(rendered["overlays/p5/llama-3-1-8b"], namespace)
+
+    def settled() -> bool:
+        pods = kube.list("pods", namespace)
+        return len(pods) == 4 and all(pod["spec"].get("nodeName") or _scheduling(pod) for pod in pods)
+
+    try:
+        kube.wait("a node or a verdict for each pod", settled, SECONDS)
+        used = [pod["spec"]["nodeName"] for pod in kube.list("pods", namespace) if pod["spec"].get("nodeName")]
+        assert len({name[0] for name in used}) == 1
+        if used[0].startswith("a"):
+            assert len(used) == there
+        if len(used) < 4:
+            capsys.readouterr()
+            assert invoke(["job", "why", "-n", namespace, "-v"]) == 1
+            assert f"which are in {used[0][0]}" in capsys.readouterr().out
+    finally:
+        kube.call("delete", "nodes", *(name_of(node) for node in nodes), "--wait=false")
 
 
 def test_cpu_cells_share_a_node_until_it_is_full(

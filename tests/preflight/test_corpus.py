@@ -22,7 +22,8 @@ from tools.preflight.rule import rule as rules
 CORPUS = Path(__file__).parent / "corpus"
 KINDS = ("bad", "warn", "unclear", "good")
 BAD, WARN, UNCLEAR, GOOD = (sorted((CORPUS / kind).glob("*.yaml")) for kind in KINDS)
-USUAL = "network-policy"  # most of the manifests have no policy, which is a warning
+# Most of the manifests have no policy, and do not keep pods with EFA in one zone. Both are warnings.
+USUAL = {"network-policy", "efa-one-zone"}
 LETTERS = "qWmZ7rTnKpLx3VbHsJdGfYc9UaEoIq5RtYuBn2Xk93nd"
 # Values that a typo or a template engine leaves in the place of another value.
 RUBBISH: list[Any] = [
@@ -46,9 +47,9 @@ def failures(checked: Evaluation) -> list[tuple[str, str]]:
 
 
 def reported(checked: Evaluation) -> set[str]:
-    """Return the rules with a FAIL or a WARN, without the usual one."""
-    found = [*checked.of(State.FAIL), *checked.of(State.WARN)]
-    return {one.details["rule"] for one in found} - {USUAL}
+    """Return the rules with a FAIL or a WARN, without the usual warnings."""
+    failed, warned = ({one.details["rule"] for one in checked.of(state)} for state in (State.FAIL, State.WARN))
+    return failed | (warned - USUAL)
 
 
 @pytest.mark.parametrize("path", [*BAD, *WARN], ids=lambda path: path.stem)
@@ -82,6 +83,32 @@ def test_missing_information_is_reported_as_unknown(path: Path) -> None:
     assert checked.state is State.CANNOT_TELL, failures(checked)
     assert {one.details["rule"] for one in checked.of(State.CANNOT_TELL)} == {header(path)[1]}
     assert checked.state.exit_code == 3
+
+
+def test_efa_in_one_zone_is_seen_in_every_form() -> None:
+    """Without a form the verdict is a warning."""
+    for form in ("affinity", "match keys", "selector", "Kueue", "another job", ""):
+        manifests = read(CORPUS / "good" / "p5-efa.yaml")
+        template = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+        affinity = template["spec"]["affinity"]
+        (term,) = affinity["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        if form == "match keys":
+            template["metadata"] = {"labels": {"app": "x"}}
+            term |= {
+                "labelSelector": {"matchLabels": {"app": "x"}},
+                "matchLabelKeys": ["training.kubeflow.org/job-name"],
+            }
+        elif form == "another job":
+            term["labelSelector"] = {"matchLabels": {"training.kubeflow.org/job-name": "other"}}
+        elif form != "affinity":
+            del affinity["podAffinity"]
+        if form == "selector":
+            template["spec"]["nodeSelector"] = {"topology.kubernetes.io/zone": "us-west-2a"}
+        if form == "Kueue":
+            key = "kueue.x-k8s.io/podset-required-topology"
+            template["metadata"] = {"annotations": {key: "topology.kubernetes.io/zone"}}
+        (found,) = [one for one in evaluate(manifests).verdicts if one.details["rule"] == "efa-one-zone"]
+        assert (found.state is State.PASS) is (form not in ("another job", "")), form
 
 
 def test_the_corpus_has_a_bad_manifest_for_each_rule() -> None:

@@ -15,7 +15,10 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString as Quoted
 from tools.facts.environment import variables
 from tools.facts.instances import EFA, INSTANCE_LABEL, Instance
 from tools.kube.manifests import Object
-from tools.kube.selectors import node_terms
+from tools.kube.selectors import REQUIRED, ZONE, node_terms
+from tools.workload.hyperpod import HyperPodPyTorchJob
+from tools.workload.pytorchjob import PyTorchJob
+from tools.workload.trainjob import TrainJob
 
 HUGEPAGES = "hugepages-2Mi"
 # Reserved for a node's own pods: network, volumes, device plugins, logs, metrics.
@@ -79,7 +82,7 @@ def patch(instance: Instance) -> str:
     found = limits(instance)
     operations = [
         _add("/spec/nprocPerNode", Quoted(str(instance.processes))),
-        _add(f"{POD}/affinity", {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}),
+        _add(f"{POD}/affinity", {"nodeAffinity": {REQUIRED: terms}, **(one_zone() if EFA in found else {})}),
         _add(
             f"{CONTAINER}/resources",
             {"requests": {"cpu": Quoted(str(cpus(instance))), **_quoted(found)}, "limits": _quoted(found)},
@@ -99,6 +102,17 @@ def patch(instance: Instance) -> str:
     return text.getvalue()
 
 
+def one_zone() -> Object:
+    """Return the affinity that keeps the pods of a job in one zone, whatever its kind: EFA does not leave it.
+
+    Keys of labels that a pod lacks are ignored. Kubernetes below 1.31 ignores them all, and keeps the pods of
+    all trainers of the namespace together.
+    """
+    selector = {"matchLabels": _flow({"app.kubernetes.io/name": "trainer"})}
+    keys = _flow([kind.job_label for kind in (PyTorchJob, TrainJob, HyperPodPyTorchJob)])
+    return {"podAffinity": {REQUIRED: [{"labelSelector": selector, "matchLabelKeys": keys, "topologyKey": ZONE}]}}
+
+
 def wanted_types(spec: Object) -> list[str]:
     """Return the instance types that a pod's node selector and required affinity allow."""
     return [value for values, key in _type_values(spec) for value in ([values[key]] if key else values)]
@@ -112,6 +126,11 @@ def fit(spec: Object, container: Object, old: Instance, new: Instance) -> None:
             if values[place] in old.node_names:
                 values[place] = new.node_names[old.node_names.index(values[place])]
     found = limits(new)
+    affinity = spec.setdefault("affinity", {})
+    if "podAffinity" in affinity and affinity["podAffinity"] == one_zone()["podAffinity"]:
+        del affinity["podAffinity"]
+    if EFA in found:
+        affinity.setdefault("podAffinity", one_zone()["podAffinity"])
     container["resources"] = {"requests": {"cpu": str(cpus(new)), **found}, "limits": found}
     for volume in spec.get("volumes") or []:
         memory = volume.get("emptyDir") or {}

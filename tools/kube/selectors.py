@@ -4,6 +4,7 @@ from tools.kube.manifests import Object
 from tools.kube.quantity import amount
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+ZONE = "topology.kubernetes.io/zone"
 CORDON = "node.kubernetes.io/unschedulable"
 
 

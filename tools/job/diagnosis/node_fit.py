@@ -13,14 +13,13 @@ from tools.job.diagnosis.resources import formatted, is_accelerator, name_of, ra
 from tools.kube import selectors
 from tools.kube.manifests import Object
 from tools.kube.quantity import amounts, plain, pod_requests
-from tools.kube.selectors import CORDON, REQUIRED, labels_of, selects
+from tools.kube.selectors import CORDON, REQUIRED, ZONE, labels_of, selects
 
 # Taints of a node that has not joined yet, or that does not answer.
 NOT_READY = (
     *(f"node.kubernetes.io/{name}" for name in ("not-ready", "unreachable", "network-unavailable")),
     "node.cloudprovider.kubernetes.io/uninitialized",
 )
-ZONE = "topology.kubernetes.io/zone"
 # The kinds of obstacles, by what it takes to remove them: those at the front need other nodes or another pod,
 # those at the end only time or capacity. `Fit.nearest` compares positions in this list. Pod affinity is last:
 # a node that only this rule excludes has room for the pod.
@@ -161,13 +160,14 @@ class Nodes:
         # The first pod of a group that wants its own kind may be anywhere.
         first = not zones and all(_affine(term, pod, pod) for term in terms)
         by_zone = any(term["topologyKey"] == ZONE for term in terms)
-        computed = by_zone and not first and not any(term.get("namespaceSelector") for term in terms)
+        computed = by_zone and not any(term.get("namespaceSelector") for term in terms)
+        there = f", which are in {', '.join(sorted(map(str, zones)))}" if zones else ""
 
         def check(node: Object) -> Iterator[Obstacle]:
             zone = labels_of(node).get(ZONE)
-            if computed and (zone is None or zone not in zones):
+            if computed and (zone is None or not (first or zone in zones)):
                 where = f"zone {zone}" if zone else f"it has no label {ZONE}, so it"
-                yield Obstacle("together", f"{where} does not run the pods that this pod must be close to")
+                yield Obstacle("together", f"{where} does not run the pods that this pod must be close to{there}")
 
         return check
 

@@ -10,10 +10,11 @@ from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.facts.instances import INSTANCES
 from tools.facts.node_labels import HYPERPOD, KNOWN, OPEN, RESERVED, VALUES
 from tools.kube.manifests import Object
-from tools.kube.selectors import node_terms
+from tools.kube.selectors import REQUIRED, ZONE, node_terms, selects
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import INSTANCE_LABELS, Subject, Template
 
+TOPOLOGY = "kueue.x-k8s.io/podset-required-topology"
 TYPE_NAME = re.compile(r"[a-z]+[0-9][a-z0-9-]*\.(nano|micro|small|medium|large|xlarge|[0-9]+xlarge|metal(-[0-9]+xl)?)")
 ALMOST = 0.85  # similarity of a misspelt label to the right one
 ARCH_LABELS = ("kubernetes.io/arch", "beta.kubernetes.io/arch")
@@ -70,6 +71,68 @@ def _for_hyperpod(template: Template) -> bool:
     metadata = template.item["metadata"]
     keys = [*(metadata.get("annotations") or {}), *(template.spec.get("nodeSelector") or {})]
     return template.item.get("kind") == "HyperPodPyTorchJob" or any(key.startswith(HYPERPOD) for key in keys)
+
+
+@rule("efa-one-zone")
+def efa_one_zone(subject: Subject) -> Iterator[Verdict]:
+    for job in subject.jobs:
+        templates = [one for one in job.templates if one.training and one.efa > 0]
+        if not templates or max(one.nodes for one in templates) < 2:
+            continue
+        zones = [zone for one in templates if (zone := _zone(one))]
+        place = Place(job.object, templates[0].spec_path, ", ".join(sorted(set(zones))) or "no zone")
+        spread = next((path for one in templates if (path := _spread(one))), "")
+        if len(set(zones)) > 1:
+            yield bad(place, "pods with EFA are placed in different zones, and EFA does not cross one", "one zone")
+        elif spread:
+            yield bad(place, f"{spread} puts pods with EFA into different zones, which EFA does not cross", "remove it")
+        elif len(zones) == len(templates) or all(_together(one) for one in templates):
+            yield good(place, "the pods are kept in one zone")
+        else:
+            remedy = f"a required podAffinity over {ZONE} that selects the job's pods"
+            yield doubtful(place, "nothing keeps pods with EFA in one zone, and EFA does not cross one", remedy)
+
+
+def _zone(template: Template) -> str:
+    """Return the only zone that a pod may be in, an empty text if it may be in several."""
+    fixed = (template.spec.get("nodeSelector") or {}).get(ZONE)
+    allowed = [
+        value
+        for term in node_terms(template.spec) or []
+        for one in term.get("matchExpressions") or []
+        if one["key"] == ZONE and one["operator"] == "In"
+        for value in one.get("values") or []
+    ]
+    return str(fixed or (allowed[0] if len(set(allowed)) == 1 else ""))
+
+
+def _spread(template: Template) -> str:
+    """Return the field that puts the pods of a template into different zones, an empty text without one."""
+    if any(_own(term, template) for term in _terms(template, "podAntiAffinity")):
+        return "podAntiAffinity"
+    hard = template.spec.get("topologySpreadConstraints") or []
+    spreads = any(one["whenUnsatisfiable"] == "DoNotSchedule" and _own(one, template) for one in hard)
+    return "topologySpreadConstraints" if spreads else ""
+
+
+def _together(template: Template) -> bool:
+    """Return whether pod affinity or Kueue keeps a job's pods in one zone."""
+    annotations = template.metadata.get("annotations") or {}
+    return TOPOLOGY in annotations or any(_own(term, template) for term in _terms(template, "podAffinity"))
+
+
+def _terms(template: Template, kind: str) -> list[Object]:
+    return ((template.spec.get("affinity") or {}).get(kind) or {}).get(REQUIRED) or []
+
+
+def _own(term: Object, template: Template) -> bool:
+    """Return whether a term over zones selects the template's own pods, with the labels of their controller."""
+    job, labels = template.workload, dict(template.metadata.get("labels") or {})
+    if job is not None:
+        labels |= {job.job_label: job.name, "job-name": job.name}
+    selector = term.get("labelSelector")
+    own = selects(selector, labels) if selector is not None else bool(term.get("matchLabelKeys"))
+    return own and term["topologyKey"] == ZONE
 
 
 @rule("architecture")
