@@ -51,7 +51,7 @@ def test_a_token_is_stored_and_never_an_argument(
 
 @pytest.mark.parametrize("token", ["", "short", "with blanks in it", "x" * 2000, "caf\xe9-caf\xe9-caf\xe9"])
 def test_what_is_not_a_token_is_refused_without_showing_it(token: str) -> None:
-    with pytest.raises(UserError, match="this is not a token") as problem:
+    with pytest.raises(UserError, match=r"this is not a token \((empty|\d+ char)") as problem:
         hub_token.checked_form(token)
     assert not token or token not in problem.value.message
 

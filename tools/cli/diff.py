@@ -9,7 +9,6 @@ from tools.core import output
 from tools.job import submit
 from tools.kube.kubectl import Kubectl, failure
 from tools.kube.manifests import Manifests
-from tools.workload import kinds
 
 FIELD_MANAGER = "kubectl"  # the default of `kubectl apply --server-side`
 
@@ -33,8 +32,7 @@ def command(
     as_json: bool,
 ) -> int:
     manifests, kubectl = cells_knobs.rendered(cell, file, knobs), Kubectl(context, namespace)
-    if submit.awaits_runtime(kubectl, manifests):
-        job = kinds.job_of(manifests)
+    if job := submit.awaits_runtime(kubectl, manifests):
         output.note(f"{job.title} is new, and left out: the API server takes it only after its runtime")
         manifests = Manifests(manifests.source, [one for one in manifests.objects if one is not job.item])
     done = kubectl.run(
@@ -44,9 +42,7 @@ def command(
         environment={"KUBECTL_EXTERNAL_DIFF": "diff -u -N"},  # another program may have other exit codes
     )
     if done.returncode not in (0, 1) or (done.returncode == 1 and not done.stdout.strip()):
-        problem = failure("diff", done.stderr)
-        problem.code = 2
-        raise problem
+        raise failure("diff", done.stderr)
     differs = done.returncode == 1
     if as_json:
         output.data({"cell": manifests.source, "differs": differs, "diff": done.stdout})

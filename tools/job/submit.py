@@ -21,6 +21,7 @@ from tools.stage import look
 from tools.workload import kinds
 from tools.workload.pytorchjob import PyTorchJob
 from tools.workload.trainjob import GROUP, TrainJob
+from tools.workload.workload import Workload
 
 MOST_NAMED = 5  # nodes
 FEATURE = "trainjob"  # overlays/feature/trainjob
@@ -154,11 +155,13 @@ def dry_run(kubectl: Kubectl, manifests: Manifests, replaced: bool) -> list[str]
     return [*warnings, *more]
 
 
-def awaits_runtime(kubectl: Kubectl, manifests: Manifests) -> bool:
-    """Return whether Trainer would refuse the job in a dry run, because its runtime comes with it."""
-    job = kinds.job_of(manifests)
-    runtime = job.runtime if isinstance(job, TrainJob) else None
-    return runtime is not None and lacks(kubectl, f"{runtime['kind']}.{GROUP}".lower(), name_of(runtime))
+def awaits_runtime(kubectl: Kubectl, manifests: Manifests) -> Workload | None:
+    """Return the job that Trainer would refuse in a dry run, because its runtime comes with it."""
+    for job in kinds.find(manifests).workloads:
+        runtime = job.runtime if isinstance(job, TrainJob) else None
+        if runtime is not None and lacks(kubectl, f"{runtime['kind']}.{GROUP}".lower(), name_of(runtime)):
+            return job
+    return None
 
 
 def with_served_kind(kubectl: Kubectl, manifests: Manifests, knobs: Knobs, say: Callable[[str], None]) -> Knobs:

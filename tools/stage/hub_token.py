@@ -20,7 +20,7 @@ def checked_form(text: str) -> str:
     token = text.strip()
     if not _FORM.fullmatch(token):
         found = "empty" if not token else f"{len(token)} characters, or some that no token has"
-        raise UserError(f"this is not a token: {found}", "https://huggingface.co/settings/tokens")
+        raise UserError(f"this is not a token ({found})", "https://huggingface.co/settings/tokens")
     return token
 
 

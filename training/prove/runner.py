@@ -27,7 +27,7 @@ DONE_WAIT = 3.0  # from the last wished step of all ranks to the end of a launch
 LEFT_OVER = 1.0  # processes may live so long after process 1 of their node
 PROBE = Path(__file__).resolve().parent / "path"
 
-Say = Callable[[dict[str, Any]], None]
+Say = Callable[["dict[str, Any]"], None]  # Python 3.8 in an image reads this line too
 
 
 def run(plan: Plan, out: Path, say: Say, place: Any = views, probe: Path = PROBE) -> None:
