@@ -36,7 +36,7 @@ from tools.kube.manifests import Manifests
 from tools.kube.quantity import quantity
 from tools.simulator import environment, volumes
 from tools.workload.pod import Pod
-from training.run import signing
+from training.run import progress, signing
 
 ADDRESS = environment.MACHINE
 FROM_THE_MACHINE = ("LANG", "LC_ALL", "LD_LIBRARY_PATH")
@@ -156,6 +156,7 @@ def _minimum(pod: Pod, mounts: volumes.Volumes, directory: Path, user: Mapping[s
         "HOME": str(directory),
         "TMPDIR": str(temporary),
         "HOSTNAME": pod.name,
+        **({progress.VARIABLE: "2"} if sys.stdout.isatty() else {}),
     }
 
 

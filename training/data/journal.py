@@ -16,7 +16,7 @@ from typing import Any
 from training.data.errors import DataError
 from training.data.readers import Place
 from training.data.remote_files import RemotePlace
-from training.data.reporter import INTERVAL, Reporter
+from training.data.reporter import POLL, Reporter
 from training.data.retries import Stopped
 from training.data.sources import Source, SourceFile
 from training.data.staging import JOURNAL
@@ -88,7 +88,7 @@ class Journal:
                 ]
                 left = set(futures)
                 while left:
-                    finished, left = wait(left, timeout=INTERVAL / 4, return_when=FIRST_EXCEPTION)
+                    finished, left = wait(left, timeout=POLL, return_when=FIRST_EXCEPTION)
                     done = sum(future.done() for future in futures)
                     for future in finished:
                         future.result()

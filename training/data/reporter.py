@@ -1,4 +1,4 @@
-"""Progress lines: at most one per second, and also during a long call."""
+"""Progress lines: one in a while, and also during a long call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
-INTERVAL = 1.0
+from training.run.progress import line_seconds
+
+POLL = 0.25  # seconds between two looks at work that runs
 _Result = TypeVar("_Result")
 
 
@@ -15,7 +17,7 @@ class Reporter:
     """Reports progress through `tell`, a function that takes one line of text."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+        self._tell, self._interval = tell, line_seconds()
         self._last = time.monotonic()
 
     def say(self, text: str) -> None:
@@ -24,12 +26,12 @@ class Reporter:
         self._tell(text)
 
     def tick(self, text: Callable[[], str]) -> None:
-        """Report `text()` if nothing was reported for INTERVAL seconds."""
-        if time.monotonic() - self._last >= INTERVAL:
+        """Report `text()` if nothing was reported for the time between two lines."""
+        if time.monotonic() - self._last >= self._interval:
             self.say(text())
 
     def during(self, call: Callable[[], _Result], text: Callable[[], str], stop: Callable[[], None]) -> _Result:
-        """Run `call` in a thread, report `text()` every INTERVAL seconds, and return the call's result.
+        """Run `call` in a thread, report `text()` once in a while, and return the call's result.
 
         This is for long calls into native code that let other threads run. An interrupt of the caller calls
         `stop` and waits for the thread: a thread inside native code must not outlive the interpreter.
@@ -37,7 +39,7 @@ class Reporter:
         with ThreadPoolExecutor(max_workers=1) as pool:
             future = pool.submit(call)
             try:
-                while not wait([future], timeout=INTERVAL / 4).done:
+                while not wait([future], timeout=POLL).done:
                     self.tick(text)
             except BaseException:
                 stop()

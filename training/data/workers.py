@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Generic, TypeVar, cast
 
 from training.data.errors import DataError
-from training.data.reporter import INTERVAL, Reporter
+from training.data.reporter import POLL, Reporter
 
 _Key = TypeVar("_Key")
 _Answer = TypeVar("_Answer")
@@ -107,7 +107,7 @@ class Workers(Generic[_Answer]):
 
 
 def _result(key: _Key, future: Future[_Answer], tick: Callable[[], None]) -> tuple[_Key, _Answer]:
-    while not wait([future], timeout=INTERVAL / 4).done:
+    while not wait([future], timeout=POLL).done:
         tick()
     return key, future.result()
 

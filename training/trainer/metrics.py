@@ -23,9 +23,9 @@ from training.distributed.ranks import Ranks
 from training.run.directory import RunDir
 from training.run.failure import NanError
 from training.run.files import read_bounded
+from training.run.progress import line_seconds
 
 _LARGEST_LOG = 1 << 30  # bytes of metrics.jsonl: a million steps have a third of it
-_LINE_EVERY = 2.0  # seconds between lines for a person
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Metrics:
         self._steps = steps
         self._pending: list[Pending] = []
         self._recent: list[dict[str, Any]] = []
-        self._said_at = 0.0
+        self._said_at, self._line_seconds = 0.0, line_seconds()
         self._run, self._file, self._events = run, None, None
         if ranks.first:
             from torch.utils.tensorboard import SummaryWriter  # takes 0.3 s, which the other ranks save
@@ -141,7 +141,7 @@ class Metrics:
                 if record[key] is not None:
                     self._events.add_scalar(f"train/{key}", record[key], pending.step)
         last = pending.step == self._steps
-        if last or time.monotonic() - self._said_at >= _LINE_EVERY:
+        if last or time.monotonic() - self._said_at >= self._line_seconds:
             self._said_at = time.monotonic()
             self._say(self._line(record))
 
@@ -158,7 +158,8 @@ class Metrics:
         mfu = "MFU unknown"
         if self._peak:
             share = rate * self._flops_per_token / self._peak
-            mfu = f"MFU {share:.1%} of {self._peak / 1e12:.3g} TFLOP/s {self._peak_source}"
+            busy = ", too low: the machine was busy" if share > 1 else ""
+            mfu = f"MFU {share:.1%} of {self._peak / 1e12:.3g} TFLOP/s {self._peak_source}{busy}"
         parts = [f"{name} {record[f'{name}_loss']:.3f}" for name in self._losses if len(self._losses) > 1]
         sequences = statistics.median(r["sequences_per_s"] for r in self._recent)
         speed = f"{rate:,.0f} tokens/s" + (f"  {sequences:,.1f} sequences/s" if parts else "")

@@ -288,7 +288,8 @@ def test_text_that_changes_while_it_is_read_is_refused(prepared: Callable[..., P
 
 
 def test_progress_is_reported_during_long_work(prepared: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter, "INTERVAL", 1e-5)
+    monkeypatch.setattr(reporter, "line_seconds", lambda: 1e-5)
+    monkeypatch.setattr(reporter, "POLL", 1e-6)
     lines: list[str] = []
     prepared(progress=lines.append)
     stages = [line.split()[0] for line in lines]

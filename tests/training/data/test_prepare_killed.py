@@ -115,7 +115,8 @@ def test_an_interrupt_cleans_up(
     stage: str,
     error: type[BaseException],
 ) -> None:
-    monkeypatch.setattr(reporter, "INTERVAL", 1e-5)
+    monkeypatch.setattr(reporter, "line_seconds", lambda: 1e-5)
+    monkeypatch.setattr(reporter, "POLL", 1e-6)
     lines: list[str] = []
 
     def interrupt(line: str) -> None:
