@@ -140,7 +140,7 @@ OWN_NODE = (
 def test_a_hardware_of_your_own_is_an_entry(checkout: Path, renderer: Renderer) -> None:
     """Its Component, and the size of its machine, are written and removed with the entry."""
     cells = f"cells: {{cpu: {{}}, lab: {{llama-tiny: {{nodes: 2, {PARALLEL}, instance: {{}}}}}}}}\n"
-    cells = cells.replace(", instance: {}", "").replace("micro_batch_size: 8", "micro_batch_size: 4")
+    cells = cells.replace(", instance: {}", "").replace("micro_batch_size: 8", "micro_batch_size: 2")
     write_matrix(checkout, f"hardware: {{lab: {{node: {OWN_NODE}}}}}\n{cells}")
     names = {change.path.relative_to(checkout).as_posix() for change in matrix.sync(checkout).changes}
     assert {

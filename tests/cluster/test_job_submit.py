@@ -147,7 +147,7 @@ def test_a_retry_changes_what_its_class_asks_for_and_keeps_a_ledger(
     assert second not in (None, first)
     assert {one["uid"] for one in said["objects"] if one["kind"] == "PyTorchJob"} == {second}
     assert (said["cause"], said["changed"]) == (
-        "oom-host", "parallel.micro_batch_size 8 -> 4; the global batch stays",
+        "oom-host", "parallel.micro_batch_size 4 -> 2; the global batch stays",
     )  # fmt: skip
     kube.wait("the pods of the second try", lambda: len(pods(kube, team)) == 2, 60)
     (volume,) = [
@@ -155,7 +155,7 @@ def test_a_retry_changes_what_its_class_asks_for_and_keeps_a_ledger(
     ]
     (name,) = [one["configMap"]["name"] for one in volume if one["configMap"]["name"].endswith("-retry1")]
     data = (kube.get("configmap", name, team) or {})["data"]
-    assert any("micro_batch_size: 4" in text for text in data.values())
+    assert any("micro_batch_size: 2" in text for text in data.values())
 
     kube.wait("two running pods", running, 60)
     crash(kube, team, 78)

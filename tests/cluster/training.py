@@ -28,8 +28,7 @@ STEPS = 100
 SHORT = {
     "data.source": ("python-stdlib", f"{sysconfig.get_path('stdlib')}/[a-d]*.py"),
     "sequence_length": ("256", "64"),
-    "train.steps": ("200", str(STEPS)),
-    "train.global_batch_size": ("32", "16"),
+    "train.steps": ("160", str(STEPS)),
     "sample.max_new_tokens": ("48", "4"),
     "checkpoint.every": ("50", "20"),
     "device.compile": ("auto", "off"),

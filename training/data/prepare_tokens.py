@@ -50,6 +50,7 @@ __all__ = ["prepare_tokens", "verify"]
 
 # More text than this hardly changes a vocabulary of a few thousand tokens, but takes more time and memory.
 TOKENIZER_BYTES = 64 * 1024 * 1024
+_BYTES_PER_TOKEN = 2048  # of text for each entry of the vocabulary: more changes few merges and takes longer
 _SLICE_CHARACTERS = 1 << 14
 _BATCH_CHARACTERS = 1 << 20
 # With less text than this, starting processes takes longer than they save.
@@ -306,8 +307,11 @@ def trained_tokenizer(
     train: Callable[[Callable[[], Iterator[str]], int], tokenizers_.TextTokenizer],
     reporter: Reporter,
 ) -> tokenizers_.TextTokenizer:
-    """Train a tokenizer with `train` on the training documents' texts, or on a sample of TOKENIZER_BYTES."""
-    share = min(1.0, TOKENIZER_BYTES / scan.counts.bytes)
+    """Train a tokenizer with `train` on the training documents' texts, or on a sample of them.
+
+    The sample has 2 KiB for each token of the vocabulary, and at most TOKENIZER_BYTES.
+    """
+    share = min(1.0, min(TOKENIZER_BYTES, vocab_size * _BYTES_PER_TOKEN) / scan.counts.bytes)
     of_what = "the training documents" if share == 1 else f"{share:.1%} of the training documents"
     stopped: list[bool] = []
     begun = time.monotonic()

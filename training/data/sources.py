@@ -22,7 +22,8 @@ from training.data.readers import Document, Place, is_rows, pieces_of, read_file
 from training.data.remote_files import RemotePlace, is_remote, title_of, urls_of
 
 STDLIB = "python-stdlib"
-_NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__"})
+# Some distributions leave out the library's own tests, which are larger than the library.
+_NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
 _MAGIC = re.compile(r"[*?\[]")
 
 

@@ -37,10 +37,11 @@ def test_stdlib_is_the_interpreters_library_without_duplicates(stdlib: Path) -> 
     assert names == sorted(names, key=lambda name: name.split("/"))
     assert {"abc.py", "json/decoder.py"} <= set(names)
     assert not [name for name in names if "site-packages" in name or "__pycache__" in name]
+    assert not [name for name in names if {"test", "tests"} & set(name.split("/"))]  # some systems do not have them
     assert (stdlib / "abc.py").read_text(encoding="utf-8") in {document.text for document in documents}
     assert len({document.data for document in documents}) == len(documents) == counts.documents
     assert counts.documents + counts.duplicates + counts.empty + counts.not_text == len(names)
-    assert counts.bytes == sum(len(document.data) for document in documents) >= 10_000_000
+    assert counts.bytes == sum(len(document.data) for document in documents) >= 8_000_000
 
 
 def test_directory_is_read_recursively_in_order_without_hidden_files(tmp_path: Path) -> None:
