@@ -28,6 +28,8 @@ ALL = {
     "hsdp": (4, ("parallel.sharding=hsdp", "parallel.activation_checkpointing=selective")),
     "fsdp-parts": (4, ("parallel.sharding=fsdp", "parallel.reshard_after_forward=2")),
     "fsdp-host": (4, ("parallel.sharding=fsdp", "parallel.offload=cpu")),
+    "tensor": (4, ("parallel.sharding=fsdp", "parallel.tensor=2")),
+    "tensor-nodes": (4, ("parallel.sharding=hsdp", "parallel.tensor=2", "parallel.activation_checkpointing=full")),
     "ddp-again": (2, ()),
 }
 STEPS = 2  # of each layout

@@ -129,6 +129,27 @@ def test_moments_in_bf16_are_refused_where_they_cannot_move(override: str, said:
         load_texts(apply_override(given, override))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("parallel.sharding=ddp",), "parallel.tensor needs parallel.sharding fsdp or hsdp, which is ddp"),
+        (("parallel.offload=cpu",), "parallel.offload cpu does not work with parallel.tensor; write none"),
+        (("model.tie_word_embeddings=true",), "does not work with model.tie_word_embeddings; nearest value: 1"),
+        (("model.architecture=qwen3",), "does not work with model.architecture qwen3; nearest value: 1"),
+        (("train.optimizer=lamb",), "does not work with train.optimizer lamb; nearest value: 1"),
+        (("parallel.tensor=4",), "parallel.tensor 4 does not divide model.num_key_value_heads 2; nearest value: 2"),
+    ],
+)
+def test_products_in_common_are_refused_where_they_do_not_work(overrides: tuple[str, ...], said: str) -> None:
+    given = apply_override(texts("llama", KV), "parallel.sharding=fsdp")
+    given = apply_override(given, "parallel.tensor=2")
+    assert load_texts(given).accumulation(4) == 2  # four ranks have two shares of 8 samples
+    for override in overrides:
+        given = apply_override(given, override)
+    with pytest.raises(ConfigError, match=said):
+        load_texts(given)
+
+
 def test_bert_has_as_many_key_heads_as_heads() -> None:
     config: Config = load_texts(texts("bert", BERT, MASKING))
     assert config.model.num_key_value_heads == config.model.num_attention_heads == 4

@@ -13,7 +13,6 @@ import pytest
 
 from tests.training.inprocess import StopAfter, Texts, losses, run, same, tensors
 from training.checkpoint.read import newest
-from training.checkpoint.shards import Shard
 from training.config import ConfigError
 from training.run.directory import RunDir
 from training.trainer import state
@@ -47,11 +46,11 @@ def _forget_moments(parts: dict[str, state.Part]) -> None:
     """Load into tensors that are then dropped, so that the optimizer starts with empty moments."""
     whole = parts["optimizer"].tensors
 
-    def dropped(now: state.TrainState) -> dict[str, Shard]:
-        shards = whole(now)
+    def dropped(now: state.TrainState) -> state.Named:
+        named = whole(now)
         if now.step == 0:  # restoring, not saving
             now.optimizer.state.clear()
-        return shards
+        return named
 
     parts["optimizer"] = replace(parts["optimizer"], tensors=dropped)
 

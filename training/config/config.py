@@ -17,6 +17,8 @@ from training.config.train import Sample, Train
 
 PRETRAIN, FINETUNE, BERT = "training.pretrain", "training.finetune", "training.bert"
 
+TENSOR_FAMILIES = ("llama", "mistral", "qwen2")  # whose products split by heads and rows without further sums
+
 
 class Config(Section):
     """A whole, checked configuration."""
@@ -140,6 +142,28 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _tensor(self) -> Self:
+        ranks, model = self.parallel.tensor, self.model
+        if ranks == 1:
+            return self
+        for reason, key in (
+            (model.architecture not in TENSOR_FAMILIES, f"model.architecture {model.architecture}"),
+            (model.tie_word_embeddings, "model.tie_word_embeddings"),
+            (self.lora is not None, "lora"),
+            (self.data.stream is not None, "data.stream"),
+            (self.train.optimizer == "lamb", "train.optimizer lamb"),
+        ):
+            if reason:
+                raise wrong("parallel.tensor", f"parallel.tensor {ranks} does not work with {key}; nearest value: 1")
+        for key in ("num_key_value_heads", "intermediate_size", "vocab_size"):
+            size = getattr(model, key)
+            if size % ranks:
+                near = divisor_near(size, ranks)
+                text = f"parallel.tensor {ranks} does not divide model.{key} {size}; nearest value: {near}"
+                raise wrong("parallel.tensor", text)
+        return self
+
     @property
     def task(self) -> str:
         """The module that trains this: training.pretrain, training.finetune or training.bert."""
@@ -163,11 +187,12 @@ class Config(Section):
         raise ConfigError(f"{module} does not train this configuration, {self.task} does: {reason}")
 
     def accumulation(self, world_size: int) -> int:
-        """Micro batches per rank and step: global batch / (micro batch x world size), without a rest.
+        """Micro batches per rank and step: global batch / (micro batch x ranks with own samples), without a rest.
 
         Raises:
             ConfigError: the global batch cannot be divided this way.
         """
+        world_size //= self.parallel.tensor  # ranks that read samples of their own
         per_pass = self.parallel.micro_batch_size * world_size
         steps, rest = divmod(self.train.global_batch_size, per_pass)
         if rest or not steps:

@@ -62,6 +62,10 @@ class Parallel(Section):
     """Where sharded weights, gradients and the optimizer's state are between their uses: on the device, or
     in the host's memory, where the optimizer then runs."""
 
+    tensor: Count = 1
+    """Number of ranks of a node that compute each matrix product together, a divisor of the ranks of a node;
+    they read the same samples; for models of llama, mistral and qwen2 with an output head of their own."""
+
     activation_checkpointing: str = "none"
     """What a block keeps for its backward pass: `none` everything; `selective` the results of attention and
     of every second matrix product; `full` its input only; `budget:0.5` that share of the memory of `none`,
@@ -91,6 +95,10 @@ class Parallel(Section):
         for key in ("reshard_after_forward", "reduce_precision", "offload"):
             if not self.sharded and getattr(self, key) != type(self).model_fields[key].default:
                 raise wrong(f"parallel.{key}", f"parallel.{key} is for sharded models, but parallel.sharding is ddp")
+        if self.tensor > 1 and not self.sharded:
+            raise wrong("parallel.tensor", "parallel.tensor needs parallel.sharding fsdp or hsdp, which is ddp")
+        if self.tensor > 1 and self.offload == "cpu":
+            raise wrong("parallel.offload", "parallel.offload cpu does not work with parallel.tensor; write none")
         return self
 
 

@@ -57,7 +57,7 @@ class IndexedFeed:
         recipe, ranks = self._config.train, self._ranks
         steps = micro_batches(
             position, recipe.global_batch_size, self._config.parallel.micro_batch_size,
-            ranks.rank, ranks.world_size,
+            ranks.data_rank, ranks.data_size,
         )  # fmt: skip
         size = len(self.train)
         return [self.train.batch(samples_at(places, recipe.seed, size), places // size) for places in steps]
@@ -66,7 +66,7 @@ class IndexedFeed:
         """Read the held-out samples, always as in epoch 0."""
         ranks = self._ranks
         for indices in heldout_batches(
-            sequences, self._config.parallel.micro_batch_size, ranks.rank, ranks.world_size,
+            sequences, self._config.parallel.micro_batch_size, ranks.data_rank, ranks.data_size,
             len(self._heldout),
         ):  # fmt: skip
             yield self._heldout.batch(indices, np.zeros_like(indices))

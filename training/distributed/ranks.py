@@ -9,6 +9,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from training.config import ConfigError
+from training.config.base import divisor_near
 from training.device import Device
 
 
@@ -21,10 +23,27 @@ class Ranks:
     local_rank: int
     group: dist.ProcessGroup | None
     local_world_size: int = 1
+    tensor: int = 1
+    """Number of neighbouring ranks that compute together and read the same samples."""
 
     @property
     def first(self) -> bool:
         return self.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        """This rank's place among those that read samples of their own."""
+        return self.rank // self.tensor
+
+    @property
+    def data_size(self) -> int:
+        """Number of shares of the global batch."""
+        return self.world_size // self.tensor
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank speaks for its samples where ranks add theirs."""
+        return self.rank % self.tensor == 0
 
     def sum(self, values: list[float]) -> list[float]:
         """Element-wise sum over ranks, in float64, on every rank."""
@@ -39,15 +58,25 @@ class Ranks:
             dist.barrier(group=self.group)
 
 
-def join(device: Device, timeout: timedelta) -> Ranks:
-    """Join the job described by torchrun's environment; a process started alone is rank 0 of 1."""
+def join(device: Device, timeout: timedelta, tensor: int = 1) -> Ranks:
+    """Join the job described by torchrun's environment; a process started alone is rank 0 of 1.
+
+    Raises:
+        ConfigError: a node's ranks cannot be divided into groups of `tensor`.
+    """
+    of_a_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if of_a_node % tensor:
+        raise ConfigError(
+            f"parallel.tensor {tensor} does not divide the {of_a_node} ranks of a node; "
+            f"nearest value: {divisor_near(of_a_node, tensor)}"
+        )
     if "RANK" not in os.environ:
         return Ranks(0, 1, 0, None)
     dist.init_process_group(device.backend, timeout=timeout)
     agreement = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(agreement, dist.ProcessGroup)
-    local = {key: int(os.environ[key]) for key in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")}
-    return Ranks(dist.get_rank(), dist.get_world_size(), local["LOCAL_RANK"], agreement, local["LOCAL_WORLD_SIZE"])
+    local_rank = int(os.environ["LOCAL_RANK"])
+    return Ranks(dist.get_rank(), dist.get_world_size(), local_rank, agreement, of_a_node, tensor)
 
 
 def own_group(ranks: Ranks, timeout: timedelta) -> dist.ProcessGroup | None:

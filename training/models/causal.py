@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
@@ -104,7 +105,9 @@ class CausalLM(Trainable):
                 input_ids=input_ids, attention_mask=self._masks(document_ids), position_ids=position_ids,
                 use_cache=False, **({"output_router_logits": True} if routed else {}),
             )  # fmt: skip
-        loss = self.head_loss(found.last_hidden_state, self.hf.lm_head.weight, labels)
+        head = self.hf.lm_head.weight
+        head = head.to_local() if isinstance(head, DTensor) else head  # this rank's words
+        loss = self.head_loss(found.last_hidden_state, head, labels)
         if routed:
             loss = loss + self._balance(found.router_logits) * (labels != IGNORE).sum()
         return torch.stack([loss])  # FSDP warns of views

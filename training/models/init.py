@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from training.checkpoint.shards import shards_of
+from training.checkpoint.shards import Shard, filled
 
 _BLOCK = 2**20  # elements drawn from one generator
 
@@ -37,7 +37,13 @@ def _fill(
     draw: Callable[[tuple[int, int], torch.Generator], torch.Tensor],
 ) -> None:
     """Fill the local rows block by block; a block's generator is keyed by (seed, name, block)."""
-    shard = shards_of([(name, parameter)])[name]
+    with filled([(name, parameter)]) as shards:
+        _fill_rows(name, shards[name], seed, draw)
+
+
+def _fill_rows(
+    name: str, shard: Shard, seed: int, draw: Callable[[tuple[int, int], torch.Generator], torch.Tensor]
+) -> None:
     local = shard.tensor
     rows, width = local.shape[0], math.prod(local.shape[1:])
     block_rows = max(1, _BLOCK // width)

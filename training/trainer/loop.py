@@ -66,7 +66,7 @@ def train(task: Task, config: Config, directory: RunDir, data_root: Path, attemp
     """Run the whole training on this rank, from joining the job to the report."""
     config.require_task(task.module)
     device = resolve(config)
-    ranks = join(device, COLLECTIVE_TIMEOUT)
+    ranks = join(device, COLLECTIVE_TIMEOUT, config.parallel.tensor)
     _log_to(directory, ranks)
     config.accumulation(ranks.world_size)
     heartbeat.enter("preparing data")
@@ -257,14 +257,14 @@ def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> str:
     began = time.perf_counter()
     batches = run.feed.batches(now.position)
     data_wait = time.perf_counter() - began
-    own_counts = [sum(column) for column in zip(*(batch.counts() for batch in batches), strict=True)]
-    own_tokens = sum(batch.tokens() for batch in batches)
+    own_counts = [ranks.counts * sum(column) for column in zip(*(batch.counts() for batch in batches), strict=True)]
+    own_tokens = ranks.counts * sum(batch.tokens() for batch in batches)
     stop, tokens, *predicted = ranks.sum([float(attempt.stop_requested), own_tokens, *own_counts])
     if stop:
         return "stop"
     counts = [max(1, int(count)) for count in predicted]  # a batch without predictions has a loss of 0
     # DDP and FSDP average over ranks, but a loss is a sum over the global batch's predictions.
-    scale = device.values([ranks.world_size / count for count in counts])
+    scale = device.values([ranks.data_size / count for count in counts])
     totals = torch.zeros(len(counts), device=device.torch_device)
     for index, batch in enumerate(batches):
         last = index == len(batches) - 1
@@ -320,7 +320,7 @@ def evaluate(
                 sums += parallel.wrapped(**device.put(batch.arrays())).cpu().double()
             counts = [before + more for before, more in zip(counts, batch.counts(), strict=True)]
             heartbeat.beat()
-    together = parallel.ranks.sum([*sums.tolist(), *counts])
+    together = parallel.ranks.sum([parallel.ranks.counts * value for value in (*sums.tolist(), *counts)])
     pairs = zip(together[: len(losses)], together[len(losses) :], strict=True)
     return {name: total / max(1, count) for name, (total, count) in zip(losses, pairs, strict=True)}
 
@@ -384,7 +384,7 @@ def _introduce(run: Run, now: TrainState) -> None:
         f"{device.precision}, {device.attention} attention, {blocks}, {config.parallel.sharding}"
     )
     log.info(
-        f"{run.feed.describe()}; a step is {config.train.global_batch_size} samples: {world_size} ranks x "
+        f"{run.feed.describe()}; a step is {config.train.global_batch_size} samples: {run.ranks.data_size} ranks x "
         f"{config.accumulation(world_size)} accumulated x {config.parallel.micro_batch_size}; "
         f"data position {now.position:,}"
     )

@@ -100,7 +100,7 @@ class Metrics:
         seconds, broken = [0.0] * world, [0.0] * world
         seconds[rank] = self._device.seconds(pending.start, pending.before_exchange)
         broken[rank] = float(not finite)
-        return [*(losses if finite else [0.0] * len(losses)), *seconds, *broken]
+        return [*(losses if finite and self._ranks.counts else [0.0] * len(losses)), *seconds, *broken]
 
     def _write(self, pending: Pending, row: list[float]) -> None:
         world, kinds = self._ranks.world_size, len(self._losses)

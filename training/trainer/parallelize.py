@@ -25,9 +25,11 @@ from training.config import Config, ConfigError
 from training.config.base import divisor_near
 from training.device import Device
 from training.distributed.ranks import Ranks
+from training.models.causal import CausalLM
 from training.models.counting import parameters
 from training.task import Task, Trainable
 from training.trainer.activations import keep_less
+from training.trainer.tensor import split_products
 
 # With fewer parameters than this, gathered weights stay in memory between forward and backward, and whole
 # gradients between micro batches: one all-gather and one reduction per step. Larger models free both.
@@ -88,8 +90,12 @@ class Parallel:
 
 
 def parallelise(task: Task, config: Config, device: Device, ranks: Ranks) -> Parallel:
-    """Build on meta, keep less, compile blocks, shard, initialise, replicate: in this order."""
+    """Build on meta, split products, keep less, compile blocks, shard, initialise, replicate: in this order."""
     model = task.build(config, device)
+    mesh = _mesh(config, device, ranks) if config.parallel.sharded and ranks.group is not None else None
+    if mesh is not None and config.parallel.tensor > 1:
+        assert isinstance(model, CausalLM)
+        split_products(model, mesh["tensor"])
     keep_less(model, config.parallel, device)
     if device.compile:
         # Blocks overlap with the exchange of gradients as they are: no need to split them further.
@@ -97,14 +103,13 @@ def parallelise(task: Task, config: Config, device: Device, ranks: Ranks) -> Par
         for block in model.blocks():
             block.compile(fullgraph=True)
         model.compile_outside()
-    shard = config.parallel.sharded and ranks.group is not None
     birthplace = device.birthplace
-    if shard:
-        _shard(model, config, device, ranks)
+    if mesh is not None:
+        _shard(model, config, device, mesh)
         birthplace = torch.device("cpu") if config.parallel.offload == "cpu" else birthplace
     task.initialise(model, config, birthplace, ranks)
     device.settle(model)
-    if shard:
+    if mesh is not None:
         _settle_buffers(model, device)
         return Parallel(model, model, ranks, parameters(config.model) >= KEEP_GATHERED_BELOW)
     if ranks.world_size == 1 or not device.wraps:
@@ -119,7 +124,7 @@ def parallelise(task: Task, config: Config, device: Device, ranks: Ranks) -> Par
     return Parallel(wrapped, model, ranks)
 
 
-def _shard(model: Trainable, config: Config, device: Device, ranks: Ranks) -> None:
+def _shard(model: Trainable, config: Config, device: Device, mesh: DeviceMesh) -> None:
     """Split blocks and the rest by FSDP2: the rest and the last block, needed first in the backward pass, stay."""
     wanted, blocks = config.parallel, model.blocks()
     half = torch.bfloat16 if device.precision == "bf16" else None
@@ -128,7 +133,7 @@ def _shard(model: Trainable, config: Config, device: Device, ranks: Ranks) -> No
     reshard = wanted.reshard_after_forward
     if reshard == "auto":
         reshard = parameters(config.model) >= KEEP_GATHERED_BELOW
-    mesh = _mesh(config, device, ranks)
+    mesh = mesh["replicate", "shard"] if wanted.sharding == "hsdp" else mesh["shard"]
     _check_part(reshard, mesh.size(mesh.ndim - 1))
 
     def split(module: nn.Module, reshard: bool | int) -> None:
@@ -146,12 +151,13 @@ def _shard(model: Trainable, config: Config, device: Device, ranks: Ranks) -> No
 
 
 def _mesh(config: Config, device: Device, ranks: Ranks) -> DeviceMesh:
-    """The ranks that share a model: all of them, or [nodes, ranks of a node], of which each node has a whole."""
+    """All ranks by what they do: whole replicas (the nodes of hsdp), shards of one, and products in common."""
+    hsdp, tensor = config.parallel.sharding == "hsdp", ranks.tensor
+    shards = (ranks.local_world_size if hsdp else ranks.world_size) // tensor
+    sizes = {"replicate": ranks.data_size // shards, "shard": shards, "tensor": tensor}
+    used = (["replicate"] if hsdp else []) + ["shard"] + (["tensor"] if tensor > 1 else [])
     kind = device.torch_device.type
-    if config.parallel.sharding == "fsdp":
-        return init_device_mesh(kind, (ranks.world_size,))
-    nodes = ranks.world_size // ranks.local_world_size
-    return init_device_mesh(kind, (nodes, ranks.local_world_size), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(kind, tuple(sizes[name] for name in used), mesh_dim_names=tuple(used))
 
 
 def _check_part(reshard: bool | int, shards: int) -> None:

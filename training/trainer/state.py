@@ -11,7 +11,7 @@ import torch
 
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.read import Checkpoint
-from training.checkpoint.shards import Shard, shards_of
+from training.checkpoint.shards import Shard, filled, shards_of
 from training.checkpoint.store import Store
 from training.config import Config, ConfigError
 from training.device import Device
@@ -19,6 +19,8 @@ from training.models.causal import trained_parameters
 from training.task import Feed
 from training.trainer.half_adamw import HalfAdamW, empty_moments
 from training.trainer.parallelize import Parallel
+
+Named = list[tuple[str, torch.Tensor]]
 
 
 @dataclass
@@ -40,17 +42,17 @@ class TrainState:
 class Part:
     """One part of the state: its tensors, and its values, equal on all ranks or, with `per_rank`, of one."""
 
-    tensors: Callable[[TrainState], dict[str, Shard]] = lambda state: {}
+    tensors: Callable[[TrainState], Named] = lambda state: []
     save: Callable[[TrainState], dict[str, Any]] = lambda state: {}
     restore: Callable[[TrainState, dict[str, Any]], None] = lambda state, saved: None
     per_rank: bool = False
 
 
-def _model_tensors(state: TrainState) -> dict[str, Shard]:
-    return shards_of([(f"model.{n}", p.detach()) for n, p in trained_parameters(state.parallel.model)])
+def _model_tensors(state: TrainState) -> Named:
+    return [(f"model.{n}", p.detach()) for n, p in trained_parameters(state.parallel.model)]
 
 
-def _optimizer_tensors(state: TrainState) -> dict[str, Shard]:
+def _optimizer_tensors(state: TrainState) -> Named:
     """Moments and step counts under `optimizer.<parameter>.<name>`; created here before the first step."""
     named = []
     for name, parameter in trained_parameters(state.parallel.model):
@@ -59,7 +61,7 @@ def _optimizer_tensors(state: TrainState) -> dict[str, Shard]:
             half = isinstance(state.optimizer, HalfAdamW)
             moments |= empty_moments(parameter, torch.bfloat16 if half else torch.float32)
         named += [(f"optimizer.{name}.{key}", value.detach()) for key, value in sorted(moments.items())]
-    return shards_of(named)
+    return named
 
 
 def _save_schedule(state: TrainState) -> dict[str, Any]:
@@ -141,9 +143,7 @@ class Collected:
 
 def collect(state: TrainState) -> Collected:
     """Collect all parts of the state as they are now."""
-    tensors: dict[str, Shard] = {}
-    for part in PARTS.values():
-        tensors |= part.tensors(state)
+    tensors = shards_of(pair for part in PARTS.values() for pair in part.tensors(state))
     alike = {name: part.save(state) for name, part in PARTS.items() if not part.per_rank}
     own = {name: part.save(state) for name, part in PARTS.items() if part.per_rank}
     return Collected(state.step, tensors, own, alike)
@@ -174,10 +174,9 @@ def restore(state: TrainState, checkpoint: Checkpoint, rank: int) -> None:
 
     A rank that did not exist when it was written starts its own random stream from (seed, step, rank).
     """
-    tensors: dict[str, Shard] = {}
-    for part in PARTS.values():
-        tensors |= part.tensors(state)
-    checkpoint.load(tensors)
+    named = [pair for part in PARTS.values() for pair in part.tensors(state)]
+    with filled(named) as shards:
+        checkpoint.load(shards)
     try:
         _restore_values(state, checkpoint, rank)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

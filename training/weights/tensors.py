@@ -21,7 +21,7 @@ from training.checkpoint.errors import CheckpointError, naming
 from training.checkpoint.header import Entry, byte_count, check_density, read_header
 from training.checkpoint.layout import canonical, rows_of
 from training.checkpoint.read import Checkpoint
-from training.checkpoint.shards import shards_of
+from training.checkpoint.shards import filled
 from training.checkpoint.tensors import DTYPES, byte_view, read_into
 from training.run.files import open_regular, read_bounded
 from training.weights.errors import WeightsError
@@ -209,11 +209,12 @@ def fill(parameters: Mapping[str, torch.Tensor], tensors: Tensors) -> None:
     Reads only the rows that this rank keeps. Names and shapes must have been checked.
     """
     for name, parameter in parameters.items():
-        shard = shards_of([(name, parameter)])[name]
-        for row, part in chunks(tensors, name, shard.row_offset, shard.row_offset + shard.row_count):
-            at = row - shard.row_offset
-            target = shard.tensor[at : at + part.shape[0]] if part.ndim else shard.tensor
-            target.copy_(part)
+        with filled([(name, parameter)]) as shards:
+            shard = shards[name]
+            for row, part in chunks(tensors, name, shard.row_offset, shard.row_offset + shard.row_count):
+                at = row - shard.row_offset
+                target = shard.tensor[at : at + part.shape[0]] if part.ndim else shard.tensor
+                target.copy_(part)
 
 
 def check_shapes(wanted: Mapping[str, tuple[int, ...]], tensors: Tensors, ignored: Collection[str] = ()) -> None:
