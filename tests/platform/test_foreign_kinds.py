@@ -21,6 +21,7 @@ ROOT = repo.root()
 TARGETS = [
     "kueue",
     "kueue/queue",
+    "kueue/topology",
     "volcano",
     "volcano/queue",
     "s3-csi",
@@ -33,6 +34,8 @@ MODULES = {
         "config/components/crd/bases/kueue.x-k8s.io_clusterqueues.yaml",
         "config/components/crd/bases/kueue.x-k8s.io_localqueues.yaml",
         "config/components/crd/bases/kueue.x-k8s.io_resourceflavors.yaml",
+        "config/components/crd/bases/kueue.x-k8s.io_topologies.yaml",
+        "config/components/crd/bases/kueue.x-k8s.io_workloadpriorityclasses.yaml",
     ),
     ("volcano.sh/volcano", "1.15.1"): ("config/crd/volcano/bases/scheduling.volcano.sh_queues.yaml",),
     ("github.com/external-secrets/external-secrets", "1.3.2"): (
@@ -101,7 +104,7 @@ def made(renderer: Renderer, objects: Parse) -> list[Object]:
 
 def test_every_object_fits_its_type(made: list[Object], types: Types) -> None:
     assert [fault for one in made for fault in misfits(one, types)] == []
-    assert len(made) == 14
+    assert len(made) == 17
 
 
 def test_a_wrong_field_or_type_is_reported(made: list[Object], types: Types) -> None:
@@ -120,7 +123,12 @@ def test_kueue_runs_the_operators_jobs_only(made: list[Object]) -> None:
     text = release["spec"]["values"]["managerConfig"]["controllerManagerConfigYaml"]
     configuration = YAML(typ="safe", pure=True).load(text)
     assert configuration["apiVersion"] == "config.kueue.x-k8s.io/v1beta2"
-    assert "kubeflow.org/pytorchjob" in configuration["integrations"]["frameworks"]
+    assert {"kubeflow.org/pytorchjob", "trainer.kubeflow.org/trainjob"} <= {
+        *configuration["integrations"]["frameworks"]
+    }
+    waits = configuration["waitForPodsReady"]
+    assert set(waits) == {"timeout", "recoveryTimeout", "blockAdmission", "requeuingStrategy"}
+    assert waits["timeout"] != waits["recoveryTimeout"] != "0s"
     (queue,) = (one for one in made if one["kind"] == "ClusterQueue")
     (group,) = queue["spec"]["resourceGroups"]
     excluded = tuple(configuration["resources"]["excludeResourcePrefixes"])

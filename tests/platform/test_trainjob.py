@@ -129,6 +129,16 @@ def test_features_before_it_are_kept(others: tuple[str, ...], above: Callable[..
     assert job.pods()[0].spec.get("initContainers") == before.pods()[0].spec.get("initContainers")
 
 
+def test_kueue_places_by_topology(above: Callable[..., list[Object]]) -> None:
+    """The annotation stands on the pod template, of which Kueue makes its PodSet."""
+    features = ("overlays/feature/kueue", "overlays/feature/kueue/topology")
+    for job in (job_of(above("p5/llama-3-1-8b", *features, *more)) for more in ((), (FEATURE,))):
+        (pod, *_) = job.pods()
+        assert pod.annotations["kueue.x-k8s.io/podset-required-topology"] == "topology.kubernetes.io/zone"
+        (found,) = [one for one in evaluate(job.manifests).verdicts if one.details["rule"] == "efa-one-zone"]
+        assert found.state is State.PASS
+
+
 def test_kueue_may_stand_behind_it(above: Callable[..., list[Object]]) -> None:
     assert job_of(above(SMALLEST, FEATURE, "overlays/feature/kueue")).queue == "trainyard"
 

@@ -18,6 +18,13 @@ GROUP_MARKS = ("pod-group-name", "scheduling.x-k8s.io/pod-group", "scheduling.k8
 WORKLOAD_AFTER = 30.0  # seconds after which Kueue has created its Workload of a job
 WAITS = (None, "", "Pending", "Inqueue", "PreScheduling", "Scheduling", "Unknown")  # phases of PodGroups
 STOPPED = ("Hold", "HoldAndDrain")
+# What helps a job that Kueue has evicted, by the reason of the condition (Kueue v0.19, workload_types.go).
+EVICTED = {
+    "PodsReadyTimeout": "its pods were not ready within waitForPodsReady of Kueue's configuration: find out what they"
+    " waited for (nodes, images, volumes), or raise the time; Kueue tries again by itself",
+    "Preempted": "wait: a job of a higher priority, or a team that takes its quota back, has its place; it continues"
+    " from its last checkpoint",
+}
 NAME_A_QUEUE = "name an existing queue, or create this one"
 
 
@@ -80,7 +87,12 @@ def _said(workload: Object) -> tuple[list[str], str | None]:
         if waits or (one["type"] == "Evicted" and one["status"] == "True"):
             lines.append(short(f"{name}: {one.get('message', '')}"))
     advice = "read the log of the admission check's controller: the quota is reserved already"
-    return list(dict.fromkeys(lines)), advice if checks else None
+    evicted = next((one.get("reason") for one in _true(status) if one["type"] == "Evicted"), None)
+    return list(dict.fromkeys(lines)), advice if checks else EVICTED.get(str(evicted))
+
+
+def _true(status: Object) -> list[Object]:
+    return [one for one in status.get("conditions") or [] if one.get("status") == "True"]
 
 
 def group(snapshot: Snapshot) -> Object | None:
