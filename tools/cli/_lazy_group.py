@@ -38,8 +38,9 @@ class LazyGroup(click.Group):
             return None
         found = importlib.import_module(f"{self.package}.{_file(cmd_name)}").command
         more = load(str(self.directory / "help.yaml")).get(cmd_name, {})
-        command: click.Command = found
-        if not isinstance(found, click.Command):
+        if isinstance(found, click.Group):
+            command: click.Command = found
+        else:
             command = click.Command(cmd_name, callback=found, params=_parameters.of(found, more.get("options", {})))
         examples = "\b\nExamples:\n" + textwrap.indent(more["examples"], "  ") if "examples" in more else ""
         exits = f"Exit codes: {more['exits']}" if "exits" in more else ""
