@@ -72,6 +72,6 @@ class Cause:
 Rule = Callable[[Snapshot], Iterator[Cause]]  # finds causes of one family
 
 
-def short(text: str) -> str:
+def short(text: str, longest: int = LONGEST) -> str:
     """Return a text as one line of evidence."""
-    return output.short(text, LONGEST)
+    return output.short(text, longest)

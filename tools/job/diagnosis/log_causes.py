@@ -60,17 +60,26 @@ class Found:
 
     @property
     def evidence(self) -> str:
-        """The failing line, without losing the words that prove the class."""
+        """The failing line, without losing the words that prove the class, and what the next lines say."""
         line = self.line.text.strip()
         first, last = self.proof
-        if last <= SHOWN and self.text[first:last] in line:
-            return line
-        shown = [0, HEAD]
+        details = self._details
+        shown = SHOWN - PROOF if details else SHOWN
+        if last <= shown and self.text[first:last] in line:
+            return f"{short(line, shown)} {details}" if details else line
+        ends = [0, HEAD]
         for start, end in ((first - AROUND, first + PROOF), (last - PROOF, last + AROUND)):
-            shown += [max(start, shown[-1]), max(end, shown[-1])]
-        parts = [self.text[slice(*shown[place : place + 2])] for place in (0, 2, 4)]
-        gaps = (" … " if shown[place] > shown[place - 1] else "" for place in (2, 4))
+            ends += [max(start, ends[-1]), max(end, ends[-1])]
+        parts = [self.text[slice(*ends[place : place + 2])] for place in (0, 2, 4)]
+        gaps = (" … " if ends[place] > ends[place - 1] else "" for place in (2, 4))
         return "".join(itertools.chain(*itertools.zip_longest(parts, gaps, fillvalue=""))).strip()
+
+    @property
+    def _details(self) -> str:
+        """What the next lines of an exception's message say; NCCL puts the reason last."""
+        text = self.text.lstrip()
+        _, begin, rest = self.line.text.rstrip().partition(text.partition(" ")[0] or "?")
+        return text[len(begin + rest) :].rpartition("Last error:")[2].strip() if begin else ""
 
     def cited(self, source: str) -> list[str]:
         """The evidence: `source` with the failing line, and the program's own place if no class is proven."""
@@ -221,7 +230,8 @@ def _found(report: Report) -> Found | None:
         proof = proof_of(report.text)
         return Found(kind, line, rank, weight=report.weight, signal=report.signal, text=report.text, proof=proof)
     if event := signs.event(report.text):
-        return Found(event.cause, line, rank, weight=report.weight, text=report.text, fix=event.fix)
+        proof = hit.span() if (hit := event.match.search(report.text)) else (0, 0)
+        return Found(event.cause, line, rank, weight=report.weight, text=report.text, proof=proof, fix=event.fix)
     client = form("client").match(report.text) or form("client_code").search(report.place)
     for row in log_patterns.classes():
         hit = row.search(report.text, report.stack)
