@@ -249,6 +249,19 @@ TypeError: 'int' object is not callable
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("communication/the-reason-on-the-fourth-line", "Connect to 169.254.0.1<40815> failed"),
+        ("checkpoint/keys-on-the-second-line", 'Missing key(s) in state_dict: "layers.0.weight"'),
+    ],
+)
+def test_the_evidence_has_what_the_next_lines_of_a_message_say(yard: Yard, name: str, words: str) -> None:
+    case = next(case for case in CASES if name in case.name)
+    found = yard.json("why", "--log", write("a.log", case.text), code=1)
+    assert words in found["causes"][0]["evidence"][0]
+
+
 def test_an_abort_that_follows_a_time_out_is_no_fault_of_memory(yard: Yard) -> None:
     case = next(case for case in CASES if case.why == "collective-timeout")
     found = yard.json("why", "--log", write("a.log", case.text), "--exit-code", "134", code=1)

@@ -72,7 +72,8 @@ class Found:
             ends += [max(start, ends[-1]), max(end, ends[-1])]
         parts = [self.text[slice(*ends[place : place + 2])] for place in (0, 2, 4)]
         gaps = (" … " if ends[place] > ends[place - 1] else "" for place in (2, 4))
-        return "".join(itertools.chain(*itertools.zip_longest(parts, gaps, fillvalue=""))).strip()
+        around = "".join(itertools.chain(*itertools.zip_longest(parts, gaps, fillvalue=""))).strip()
+        return f"{around} … {details}" if details and details not in around else around
 
     @property
     def _details(self) -> str:
@@ -230,7 +231,8 @@ def _found(report: Report) -> Found | None:
         proof = proof_of(report.text)
         return Found(kind, line, rank, weight=report.weight, signal=report.signal, text=report.text, proof=proof)
     if event := signs.event(report.text):
-        proof = hit.span() if (hit := event.match.search(report.text)) else (0, 0)
+        shown = event.match.search(report.text)
+        proof = shown.span() if shown else (0, 0)
         return Found(event.cause, line, rank, weight=report.weight, text=report.text, proof=proof, fix=event.fix)
     client = form("client").match(report.text) or form("client_code").search(report.place)
     for row in log_patterns.classes():

@@ -63,8 +63,8 @@ class Topic:
 
     def in_code(self, report: Report) -> int:
         """Return the points of the frames."""
-        known = [names for names in (self.names, self.phases if _told(report) else None) if names]
         cut = report.weight is Weight.END
+        known = [names for names in (self.names, self.phases if _told(report) and not cut else None) if names]
         inner, outer = (
             _near(report.place.partition("(")[0] if cut else report.place),
             [*map(_near, report.stack.splitlines()[-OUTER - 1 : -1])],
