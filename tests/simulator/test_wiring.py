@@ -61,6 +61,7 @@ def analysed(job: dict[str, Any], version: str = "1.9.4", others: Sequence[Any] 
             ],
         },
         {"spec": {"runPolicy": {"suspend": True}}},
+        {"command": ["bash", "-c", "for i in 1 2 3; do torchrun a.py && exit; sleep 5; done; exit 1"]},
     ],
 )
 def test_these_pass(make_job: Job, change: dict[str, Any]) -> None:
@@ -112,6 +113,10 @@ def test_these_pass(make_job: Job, change: dict[str, Any]) -> None:
         (
             {"command": ["bash", "-c", "cd /x && torchrun --nnodes=3 a.py"]},
             "it waits for 3 nodes, but there are 2",
+        ),
+        *(
+            ({"command": ["bash", "-c", f"exec torchrun --rdzv-id={own} a.py"]}, "another one in each pod")
+            for own in ("$RANDOM", "job-${RANDOM}", "$(uuidgen)", "$(date +%s)")
         ),
         ({"command": ["deepspeed", "a.py"]}, "deepspeed without a hostfile starts on its own pod only"),
         ({"command": ["hyperpodrun", "--nnodes=2", "a.py"]}, "hyperpodrun waits for HyperPod's operator"),

@@ -122,7 +122,8 @@ def _main(outcome: Outcome) -> tuple[int | None, str]:
         return None, _nothing(outcome)
     if len({tuple(outcome.programs[index].words[:-1]) for index in starting}) > 1:
         return None, _several(outcome, starting)
-    index = starting[-1]
+    # Of equal ones, such as the turns of a loop, one that starts in any case.
+    index = next((one for one in reversed(starting) if not outcome.programs[one].condition), starting[-1])
     started = outcome.programs[index]
     if started.condition:
         name = PurePosixPath(started.words[0]).name

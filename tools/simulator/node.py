@@ -1,5 +1,6 @@
 """One pod of a job in the rendezvous: what it starts, and where it meets the others."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ RENDEZVOUS = (
     *("init-method", "dist-url", "master-addr", "master-address", "main-process-ip", "coordinator-address"),
     *("rank", "node-rank", "machine-rank", "world-size", "num-nodes", "nnodes", "rdzv-endpoint"),
 )
+OWN_ID = re.compile(r"\$\{?RANDOM\b\}?|\$\((?:uuidgen|date)\b[^)]{0,40}\)")  # a rendezvous id of each pod
 ETCD = ("etcd", "etcd-v2")
 GIVE_COMMAND = 'write it in the manifest as command: ["torchrun", ...], or give --command or --image-config'
 
@@ -141,6 +143,8 @@ def _torchrun_node(pod: Pod, hosts: Hosts, understood: Launch, torchrun: Torchru
         rank = int(values["node-rank"] or 0)
         meeting = ("static", _host(host, pod, hosts), port, "")
         return Node(pod, understood, meeting, (nodes[1], nodes[1]), processes, rank)
+    if len(hosts.pods) > 1 and (match := OWN_ID.search(torchrun.unknown.get("rdzv-id", ""))):
+        raise Finding(f"{pod.name}: --rdzv-id is {match[0]}, another one in each pod", "the name of the job")
     _need(pod, torchrun, "rdzv-id", "rdzv-conf")
     meeting_id = values["rdzv-id"] or "none"
     if backend in ETCD:

@@ -17,6 +17,9 @@ from tools.simulator.shell_run import BACKGROUND, MAYBE, Break, Exit, Run
 _ENDS = frozenset(("exit", "return", "break", "continue"))
 
 
+MOST_TURNS = 8  # turns of a loop that are followed one by one
+
+
 class Flow(Builtins):
     """Which of a script's commands run, as far as that is known."""
 
@@ -158,9 +161,12 @@ class Flow(Builtins):
                     items[0] if known else self.scope.mark(f"${command.name}", "a loop sets it")
                 )
                 said = f"the loop over {command.name}"
-                if known and len(items) == 1:
+                if known and len(items) <= MOST_TURNS:
+                    status = None
                     with contextlib.suppress(Break):
-                        return self.run_body(command.body)
+                        for self.scope.values[command.name] in items:
+                            status = self.run_body(command.body)
+                        return status
                     return 0
             return self._maybe(said, [partial(self.run_body, command.body)])
 
