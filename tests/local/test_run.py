@@ -191,7 +191,7 @@ def test_only_one_run_at_a_time(checkout: Any, make_job: Job, wait_until: Callab
     first.communicate(timeout=30)
 
 
-def test_a_taken_port_that_was_asked_for_is_named_with_its_holder(checkout: Any, make_job: Job) -> None:
+def test_a_taken_port_that_was_asked_for_is_an_error(checkout: Any, make_job: Job) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(1)
@@ -199,8 +199,8 @@ def test_a_taken_port_that_was_asked_for_is_named_with_its_holder(checkout: Any,
         job = make_job("port", command=["torchrun", "-m", "nothing"])
         done = checkout.yard("run", checkout.cell(job), "--port", str(port))
     assert done.returncode == 2
-    assert f"the rendezvous port {port} is taken by process {os.getpid()} (" in one_error(done.stderr)
-    assert "--port " in done.stderr
+    assert f"the rendezvous port {port} is taken" in one_error(done.stderr)
+    assert "without --port" in done.stderr
 
 
 @pytest.mark.long

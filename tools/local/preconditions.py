@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.cells import locate
-from tools.core import processes, repo
+from tools.core import repo
 from tools.core.errors import UserError
 from tools.local import report
 from tools.simulator.local_pod import ADDRESS, LocalPod
@@ -27,7 +27,6 @@ MEGABYTE = 10**6
 CHECKPOINTS_AT_ONCE = 4  # two kept, one being written, one report of weights
 BYTES_A_PARAMETER = 12  # fp32 master weight and two fp32 moments
 OTHER_FILES = 200 * MEGABYTE  # data, logs, compiled kernels
-LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
 PORTS_TO_TRY = 100
 ELSEWHERE = "set XDG_RUNTIME_DIR to a directory of your own"
 OTHER_RUN = "run:"  # before a run's name in model.weights
@@ -83,8 +82,8 @@ def own_port(port: int, *, asked: bool) -> Iterator[int]:
     """Hold a port that no other run on this machine uses: `port`, else the next free one; yield it.
 
     A launcher that finds another run's port listening joins that run's pods. Two runs that start at once both
-    see a port free before either listens, so a lock holds it too. Raises UserError, with the holder where it
-    is known, when the port was `asked` for and is taken.
+    see a port free before either listens, so a lock holds it too. Raises UserError when the port was `asked`
+    for and is taken.
     """
     for candidate in range(port, min(port + PORTS_TO_TRY, 65536)):
         with _port_lock(candidate) as locked:
@@ -92,16 +91,9 @@ def own_port(port: int, *, asked: bool) -> Iterator[int]:
                 yield candidate
                 return
         if asked:
-            raise UserError(
-                f"the rendezvous port {port} is taken{_by_whom(port)}",
-                f"--port {_free_port_after(port)} is free; without --port a free one is chosen",
-            )
+            hint = f"ss -ltnp 'sport = {port}' names the process; without --port a free port is chosen"
+            raise UserError(f"the rendezvous port {port} is taken", hint)
     raise UserError(f"ports {port} to {port + PORTS_TO_TRY} are all taken")
-
-
-def _by_whom(port: int) -> str:
-    holder = holder_of(port)
-    return f" by process {holder} ({processes.command_line(holder) or 'unknown'})" if holder else ""
 
 
 @contextlib.contextmanager
@@ -145,27 +137,6 @@ def is_free(port: int) -> bool:
     return True
 
 
-def _free_port_after(port: int) -> int:
-    """Return the next free port above `port`. Raises UserError when a hundred ports are taken."""
-    for candidate in range(port + 1, min(port + PORTS_TO_TRY, 65536)):
-        if is_free(candidate):
-            return candidate
-    raise UserError(f"ports {port} to {port + PORTS_TO_TRY} are all taken")
-
-
-def holder_of(port: int) -> int | None:
-    """Return the process that listens at `port`, or None when /proc does not show it."""
-    inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}
-    targets = {f"socket:[{inode}]" for inode in inodes}
-    if not targets:
-        return None
-    for directory in Path("/proc").glob("[0-9]*/fd"):
-        with contextlib.suppress(OSError):
-            if any(os.readlink(entry.path) in targets for entry in os.scandir(directory)):
-                return int(directory.parent.name)
-    return None
-
-
 @contextlib.contextmanager
 def only_run(run_directory: Path) -> Iterator[None]:
     """Hold the run directory's lock. Raises UserError with the holder's process id when another `yard run`
@@ -186,13 +157,3 @@ def only_run(run_directory: Path) -> Iterator[None]:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
-
-
-def _listening(table: str, port: int) -> list[str]:
-    """Return the inodes of sockets that listen at `port`, from /proc/net/<table>."""
-    try:
-        lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
-    except OSError:
-        return []
-    rows = [line.split() for line in lines]
-    return [row[9] for row in rows if row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port]
