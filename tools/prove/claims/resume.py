@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tools.core import output
+from tools.core.verdict import State
 from tools.prove.claims import Finding, failed, passed, unknown, warned
 from tools.prove.claims.files import lost_checkpoints
 from tools.prove.claims.repeatable import batches_repeat, differs
@@ -57,6 +58,7 @@ def judge(proof: Proof) -> list[Finding]:
         findings.append(unknown(f"the next batch is not compared: {blind}"))
     if not any(one.name for one in findings):
         findings += _end(found, whole, killed)
+    findings.sort(key=lambda one: one.state is not State.FAIL)
     for one in findings[:1]:
         one.evidence.insert(0, place)
     same = "parameters, optimizer state, learning rate, batches and random state are as in the uninterrupted run"
