@@ -21,6 +21,8 @@ def main() -> None:
     rank = int(os.environ.get("NODE_RANK", "0"))
     writer = Writer(Path(spec["out"]) / f"rank-{rank}-{os.getpid()}.jsonl")
     writer.write(Begin(rank, 0, 1, rank, os.getpid(), sys.argv, "3"))
+    while "meet" in options and len(list(Path(spec["out"]).glob("rank-*"))) < 2:  # ranks of a real job wait too
+        time.sleep(0.02)
     place = Path(f"kept/step{rank or ''}")
     first = int(place.read_text()) if place.exists() else 0
     said = f"first {first} scratch {Path('scratch').exists()} node {rank} port {os.environ['MASTER_PORT']}"

@@ -27,6 +27,7 @@ from tools.prove.trials import Options
 from tools.workload import kinds
 from training.agent import build
 from training.prove import plan, records
+from training.prove.view import pods as place
 from training.remote import proof_reader
 
 FAKE = str(ROOT / "tests/prove/fake_rank.py")
@@ -60,7 +61,7 @@ def test_the_job_of_a_proof_is_the_users_with_the_agent(tmp_path: Path) -> None:
     carried = plan.from_text(base64.b64decode(main["env"][-1]["value"]).decode())
     assert carried == made.plan
     assert (carried.nodes, carried.keep, carried.grace, carried.pods) == (2, ["/shared"], 60.0, True)
-    assert carried.variables == {"NCCL_DEBUG": "INFO"}
+    assert carried.variables == {"PET_MAX_RESTARTS": "0", "NCCL_DEBUG": "INFO"}
     assert {one.name: one.command for one in carried.starts if one.name in ("whole", "resumed")} == {
         "whole": ["0"], "resumed": ["1"],
     }  # fmt: skip
@@ -142,7 +143,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def started(tmp_path: Path, archive: Path) -> Iterator[Pods]:
-    made = Pods(tmp_path, archive)
+    made = Pods(tmp_path, archive, "meet")
     yield made
     for one in made.processes:
         one.kill()
@@ -180,3 +181,18 @@ def test_a_pod_that_starts_again_ends_the_proof(started: Pods, tmp_path: Path) -
     assert started.start(1).wait(60) == 1
     with pytest.raises(UserError, match="the proof failed in its pods: mine-worker-1: its container was started again"):
         proof_job.collect(started.ask, started.trial, tmp_path, lambda: None)
+
+
+def test_a_kept_mount_keeps_its_own_attributes(tmp_path: Path) -> None:
+    """It belongs to the kubelet, and a pod without its rights may not change it."""
+    kept, saved = tmp_path / "kept", tmp_path / "saved/killed/0"
+    kept.mkdir()
+    saved.mkdir(parents=True)
+    (saved / "step").write_text("3")
+    kept.chmod(0o777)
+    saved.chmod(0o750)
+    start = plan.Start("resumed", [5], ["0"], "killed")
+    place_of_pods = place.Place(tmp_path, [])
+    place_of_pods.begin(plan.Plan([start], "/", {}, 30, keep=[str(kept)]), start, tmp_path, [], 1)
+    assert (kept / "step").read_text() == "3"
+    assert kept.stat().st_mode & 0o777 == 0o777

@@ -25,6 +25,7 @@ KINDS = ("PyTorchJob", "HyperPodPyTorchJob", "Job", "JobSet")
 AGENT, OVERLAYS = "/trainyard-agent/agent.pyz", ("overlays/feature/agent", "overlays/images")
 DIRECTORY, ON_VOLUME = "/trainyard-prove", ".trainyard-prove"
 NPROC = "PET_NPROC_PER_NODE"  # the operator's variable for torchrun
+RESTARTS = "PET_MAX_RESTARTS"
 DEVICES = ("nvidia.com/gpu", "aws.amazon.com/neuron", "aws.amazon.com/neuroncore")
 AROUND, EACH = 1800.0, 120.0  # seconds for all pods to meet and for the records to be fetched; to end each start
 CHECKS = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle")  # of a pod that trains without a pause
@@ -77,7 +78,8 @@ def _subject(
     spec, container = pair
     grace = float(spec.get("terminationGracePeriodSeconds") or 30)
     image, keep = str(container.get("image") or ""), [Path(one) for one in kept]
-    return Subject(words, Path("/"), trials.given(options.env), keep, job.nodes, grace, image, job.name, _nproc(job))
+    given = {RESTARTS: "0", **trials.given(options.env)}  # a restart by torchrun would meet the same fault again
+    return Subject(words, Path("/"), given, keep, job.nodes, grace, image, job.name, _nproc(job))
 
 
 def _nproc(job: Workload) -> int | None:

@@ -74,7 +74,7 @@ class Place:
         for index, kept in enumerate(plan.keep):
             _empty(Path(kept))
             if source is not None and (source / str(index)).is_dir():
-                tree.copy_tree(source / str(index), Path(kept))
+                tree.copy_inside(source / str(index), Path(kept))
         self._number += 1
         rows = dict(zip(self._seen, ({"command": int(words[0]), "variables": given} for words, given in commands)))
         self.order("start", start=start.name, pods=rows)

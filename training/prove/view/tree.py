@@ -97,6 +97,12 @@ def secret(path: str, shapes: list[tuple[str, re.Pattern[bytes]]]) -> str:
 def copy_tree(source: Path, target: Path) -> None:
     """Copy a tree with links, attributes and the marks of removed files of an overlay. Raises OSError."""
     target.mkdir(parents=True, exist_ok=True)
+    copy_inside(source, target)
+    shutil.copystat(str(source), str(target))
+
+
+def copy_inside(source: Path, target: Path) -> None:
+    """Copy what is in a directory to another one, which keeps its own attributes: it may be a mount. Raises OSError."""
     with os.scandir(str(source)) as rows:
         for row in rows:
             mode = row.stat(follow_symlinks=False).st_mode
@@ -107,7 +113,6 @@ def copy_tree(source: Path, target: Path) -> None:
                 shutil.copy2(row.path, str(to), follow_symlinks=False)
             elif stat.S_ISCHR(mode):
                 os.mknod(str(to), mode, 0)
-    shutil.copystat(str(source), str(target))
 
 
 def remove_tree(path: Path) -> None:
