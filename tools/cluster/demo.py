@@ -104,7 +104,8 @@ class Demo:
 
     def _images(self, seen: Snapshot) -> Iterator[Step]:
         """Yield the commands that build the cell's image and load it into the nodes. Raises UserError."""
-        image = _image()
+        containers = job_of(locate.rendered(CELL)).roles[0].template["spec"]["containers"]
+        image = str(containers[0]["image"])
         nodes = [one for one in seen.of("nodes") if usable(one)]
         if self.image or all(lists(node, image) for node in nodes):
             return
@@ -155,12 +156,6 @@ def _others(seen: Snapshot) -> list[str]:
     """Return the jobs in other namespaces than the demo's."""
     names = ((str(one["metadata"].get("namespace")), name_of(one)) for one in seen.of(JOBS))
     return sorted(f"{space}/{name}" for space, name in names if space != NAME)
-
-
-def _image() -> str:
-    """Return the image of the demo's cell."""
-    containers = job_of(locate.rendered(CELL)).roles[0].template["spec"]["containers"]
-    return str(containers[0]["image"])
 
 
 def _loader(node: Object, image: str) -> tuple[str, ...] | None:

@@ -42,7 +42,8 @@ def discover(session: Session, spec: Spec, eks: str | None, hyperpod: str | None
     identity = session.identity()
     found.put("AWS_REGION", session.region)
     found.put("AWS_ACCOUNT_ID", identity["account"])
-    found.put("ECR_REGISTRY", f"{identity['account']}.dkr.ecr.{session.region}.{_domain(session.region)}")
+    domain = "amazonaws.com.cn" if session.region.startswith("cn-") else "amazonaws.com"
+    found.put("ECR_REGISTRY", f"{identity['account']}.dkr.ecr.{session.region}.{domain}")
     rows: list[Row] = []
     if hyperpod:
         eks, rows = _hyperpod(session, hyperpod, found)
@@ -69,10 +70,6 @@ def _cluster(session: Session, name: str) -> Row:
         hint = did_you_mean(name, there) or f"it has: {', '.join(there) or 'none'}"
         raise AwsError("missing", f"no EKS cluster {name} in {session.region}", hint)
     return row
-
-
-def _domain(region: str) -> str:
-    return "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
 
 
 def _hyperpod(session: Session, name: str, found: Found) -> tuple[str, list[Row]]:

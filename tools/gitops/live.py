@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from tools.gitops.run_file import RunFile
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Object
+from tools.kube.selectors import labels_of
 
 KUSTOMIZATIONS = "kustomizations.kustomize.toolkit.fluxcd.io"
 MADE_BY = "kustomize.toolkit.fluxcd.io/name"  # Flux's label on what it applies
@@ -56,18 +57,14 @@ def look(context: str | None, namespace: str, files: Sequence[RunFile]) -> list[
     """
     kubectl = Kubectl(context, namespace)
     every = {str(item["metadata"]["name"]): item for item in kubectl.items(KUSTOMIZATIONS)}
-    made = {name: item for name, item in every.items() if _is_run(item)}
+    made = {name: item for name, item in every.items() if labels_of(item).get(MADE_BY) == RUNS}
     jobs: dict[str, Object] = {}
     for item in kubectl.items("pytorchjobs.kubeflow.org"):
-        owner = (item["metadata"].get("labels") or {}).get(MADE_BY)
+        owner = labels_of(item).get(MADE_BY)
         if owner:
             jobs[str(owner)] = item
     names = sorted({*(one.name for one in files), *made})
     return [Live(name, made.get(name), jobs.get(name)) for name in names]
-
-
-def _is_run(item: Object) -> bool:
-    return (item["metadata"].get("labels") or {}).get(MADE_BY) == RUNS
 
 
 def _condition(item: Object, kind: str) -> Object:

@@ -20,15 +20,11 @@ def command(context: str | None, recorded: Path | None, keep: Path | None, as_js
     if as_json:
         output.data([vars(one) for one in rows])
     else:
-        _show(rows, "pods" in found.unseen)
+        hidden = "pods" in found.unseen  # used counts are question marks then
+        output.table([HEADS, *(_cells(one, hidden) for one in rows)], indent="")
     if not rows:
         raise UserError("the cluster has no nodes", "yard cluster scale CLUSTER GROUP N", 1)
     return 1 if any(one.troubles or not one.ready for one in rows) else 0
-
-
-def _show(rows: list[nodes.Node], hidden: bool) -> None:
-    """Print the table. If pods may not be listed, used counts are question marks."""
-    output.table([HEADS, *(_cells(one, hidden) for one in rows)], indent="")
 
 
 def _cells(node: nodes.Node, hidden: bool) -> tuple[str, ...]:
