@@ -8,10 +8,12 @@ from typing import Any, Self
 from tools.core.tables import load
 from tools.facts.instances import Instance
 from training.config import Config
+from training.config.base import divisor_near
 from training.models import counting
 
 # training/trainer/parallelize.py: below this FSDP keeps the gathered weights from forward to backward.
 KEEP_GATHERED_BELOW = 4_000_000_000
+LOGITS_OF_A_CHUNK = (1 << 27, 1 << 25)  # on a card, on a CPU: training/models/head.py
 FULL, HALF = 4, 2  # bytes of a number in fp32 and in bf16
 
 
@@ -142,7 +144,11 @@ class Layout:
     weight: int = FULL  # bytes of a trained weight
     moments: int = 2 * FULL  # bytes of the optimizer's state for a weight
     reduced: int = FULL  # bytes of a gradient in the exchange
-    chunked_loss: bool = False
+    # Bytes of a logit at the peak. A head and its loss compiled together: logits and their gradient in bf16 (4). Eager:
+    # logits, their logarithm and its gradient in fp32 (12). A loss that is compiled alone lies between.
+    logit: int = 10
+    chunk: int = 0  # tokens whose logits exist at once; 0: all
+    offload: bool = False  # weights and the optimizer's state stay on the host
 
     @classmethod
     def of(cls, config: Config, nodes: int, per_node: int) -> Self:
@@ -151,7 +157,7 @@ class Layout:
         world, total = nodes * per_node, counting.parameters(config.model)
         shapes = counting.linear_shapes(config.model)
         small, sharded = total < KEEP_GATHERED_BELOW, keys["sharding"] != "ddp" and world > 1
-        reshard = keys.get("reshard_after_forward", "auto")
+        reshard = keys["reshard_after_forward"]
         plain = device.attention == "eager" or (
             device.attention == "auto" and device.type == "cpu" and config.sequence_length <= 512
         )
@@ -160,8 +166,11 @@ class Layout:
             shard=(per_node if keys["sharding"] == "hsdp" else world) if sharded else 1,
             gathers=1 if (small if reshard == "auto" else not reshard) else 2, sync_each=not small,
             recompute=keys["activation_checkpointing"], kernels="eager" if device.compile == "off" else "compiled",
+            logit=12 if device.compile == "off" else 8 if device.precision == "fp32" else 4,
             attention="eager" if plain else "flash2", precision="fp32" if device.precision == "fp32" else "bf16",
-            reduced=HALF if keys.get("reduce_precision") == "bf16" else FULL,
+            reduced=HALF if keys["reduce_precision"] == "bf16" else FULL,
+            moments=2 * (HALF if config.train.moment_precision == "bf16" else FULL),
+            chunk=_chunk(config, LOGITS_OF_A_CHUNK[device.type == "cpu"]), offload=keys["offload"] == "cpu",
             trained=None if lora is None else counting.trainable_parameters(config.model, lora),
             rank=lora.rank if lora else 0,
             targets=sum(sum(shapes[name]) for name in lora.target_modules) if lora else 0,
@@ -190,6 +199,15 @@ class Layout:
     def model_ranks(self) -> int:
         """Ranks among which the layers themselves are divided."""
         return self.tensor * self.pipeline
+
+
+def _chunk(config: Config, logits: int) -> int:
+    """Return the tokens of a chunk of the loss, as training/models/head.py chooses them; 0 for all of them."""
+    tokens = config.parallel.micro_batch_size * config.sequence_length
+    most = max(1, logits // config.model.vocab_size)
+    even = divisor_near(tokens, most)
+    size = even if 2 * even >= min(most, tokens) else most
+    return 0 if size >= tokens or config.model.bert is not None else size
 
 
 @dataclass(frozen=True)

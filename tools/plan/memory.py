@@ -12,12 +12,10 @@ from tools.plan.layout import FULL, HALF, Layout, Shape
 from training.config import Config
 
 GIB, MIB = 2**30, 2**20
+CARDS = ("GPU", "core")
 LIBRARIES = int(1.5 * GIB)  # a CUDA or Neuron context, kernels, buffers of the collectives
 FRAGMENTATION = 0.05  # of the device: what the allocator cannot use
 INTERPRETER = int(0.9 * GIB)  # a process on a CPU: Python, torch, transformers, the compiler's results
-# Bytes of a logit: in bf16 (2), in fp32 for the softmax (4), its gradient in bf16 (2); eager also keeps fp32 copies.
-LOGIT = {"compiled": 8, "eager": 14}
-CHUNKS = 8  # of a chunked loss
 
 
 @dataclass(frozen=True)
@@ -88,15 +86,24 @@ def estimate(config: Config, nodes: int, room: Room) -> Estimate:
 def of_layout(shape: Shape, layout: Layout, room: Room) -> Estimate:
     """Return what each process of a layout needs."""
     need = _Need(shape, layout)
-    during = (need.activations(), need.logits())
-    steady = (need.weights(), need.gradients(), need.optimizer(), need.copies(), need.accumulated())
-    kept = tuple(term for term in (*steady, headroom(room)) if term.nbytes)
-    return Estimate(kept, (during, (need.exchange(),)), room)
+    on_card = room.what in CARDS
+    # A shard's gradients exist from the first exchange on; those of a replica stay in their buckets. On a card the
+    # allocator keeps their memory reserved from one step to the next, and that of a block that is computed again.
+    early = layout.shard == 1 or (layout.sync_each and layout.accumulation > 1) or on_card
+    whole, block, gradients = layout.recompute == "none", need.block(), need.gradients()
+    steady = [need.weights(), need.optimizer(), *([gradients] if early else [])] if not layout.offload else []
+    steady += [need.copies(), need.accumulated(), need.kept(), headroom(room)]
+    during = [need.logits(), block] if on_card else [max(need.logits(), block, key=lambda term: term.nbytes)]
+    later = [need.exchange(), *([] if early else [gradients])]
+    (during if whole else steady).append(need.activations())
+    parts = (tuple(term for term in terms if term.nbytes) for terms in (steady, during, later))
+    kept, first, second = parts
+    return Estimate(kept, (first, second), room)
 
 
 def headroom(room: Room) -> Term:
     """Return what is not the model: libraries, collectives, fragmentation."""
-    if room.what not in ("GPU", "core"):
+    if room.what not in CARDS:
         return Term("headroom", INTERPRETER, "Python, torch and what it compiled")
     share = int(FRAGMENTATION * room.nbytes)
     return Term("headroom", LIBRARIES + share, f"1.5 GiB of libraries, {FRAGMENTATION:.0%} of the device lost")
@@ -108,6 +115,16 @@ class _Need:
 
     shape: Shape
     layout: Layout
+
+    @property
+    def whole(self) -> bool:
+        """Whether the computation is in fp32."""
+        return self.layout.precision == "fp32"
+
+    @property
+    def width(self) -> int:
+        """Bytes of a value of the computation."""
+        return FULL if self.whole else HALF
 
     @property
     def total(self) -> int:
@@ -163,13 +180,11 @@ class _Need:
             count = 0 if layout.precision == "fp32" else self.trained
             return Term("bf16 copies", HALF * count // ranks, f"{_billions(count)} x {HALF} B, kept by autocast")
         if layout.gathers == 1:
-            return Term(
-                "bf16 copies", HALF * self.total // ranks, f"{_billions(self.total)} x {HALF} B, gathered and kept"
-            )
-        how = (
-            f"({_billions(shape.outer)} outside the blocks + 2 blocks of {_billions(shape.block)}) x {HALF} B, gathered"
-        )
-        return Term("bf16 copies", HALF * (shape.outer + 2 * shape.block) // layout.tensor, how)
+            how = f"{_billions(self.total)} x {self.width} B, gathered and kept"
+            return Term("gathered weights", self.width * self.total // ranks, how)
+        outer, block = _billions(shape.outer), _billions(shape.block)
+        how = f"({outer} outside the blocks + 2 blocks of {block}) x {self.width} B, gathered"
+        return Term("gathered weights", self.width * (shape.outer + 2 * shape.block) // layout.tensor, how)
 
     def accumulated(self) -> Term:
         """FSDP2 without exchange between micro batches keeps whole gradients, in the exchange's precision."""
@@ -179,64 +194,84 @@ class _Need:
         how = f"{_billions(self.trained)} x {FULL} B, whole until the last of {layout.accumulation} micro batches"
         return Term("accumulated gradients", FULL * self.trained // layout.model_ranks, how)
 
+    def kept(self) -> Term:
+        """The buffer of the last exchange, that of the embeddings and the head, which FSDP2 keeps until the next."""
+        outer = self.shape.outer if self.layout.shard > 1 and self.layout.trained is None else 0
+        how = f"{_billions(outer)} outside the blocks x {self.layout.reduced} B, kept from the last exchange"
+        return Term("exchange buffer", self.layout.reduced * outer // self.layout.tensor, how)
+
     def activations(self) -> Term:
+        """What all blocks keep for their backward pass."""
         layout, layers = self.layout, self.shape.layers // self.layout.pipeline
-        kept, whole = self._stream(), self._whole()
-        share = _kept_share(layout.recompute)
-        if share == 1:
-            return Term(
-                "activations",
-                layout.tokens * layers * whole,
-                f"{layout.tokens:,} tokens x {layers} layers x {whole:,} B",
-            )
-        if layout.recompute == "selective":
+        kept, share = self._stream(), _kept_share(layout.recompute)
+        if layout.recompute == "offload":
+            layers, kept = min(layers, 2), self._whole()
+        elif layout.recompute == "selective":
             kept = self._selected()
-        elif share:
-            kept += int(share * (whole - kept))
-        how = f"{layout.tokens:,} tokens x ({layers} layers x {kept:,} B + one layer's {whole:,} B)"
-        return Term("activations", layout.tokens * (layers * kept + whole), how)
+        else:
+            kept += int(share * (self._whole() - kept))
+        how = f"{layout.tokens:,} tokens x {layers} layers x {kept:,} B"
+        return Term("activations", layout.tokens * layers * kept, how)
+
+    def block(self) -> Term:
+        """The block that is computed again in the backward pass."""
+        layout, whole = self.layout, self._whole()
+        again = layout.recompute not in ("none", "offload")
+        how = f"{layout.tokens:,} tokens x {whole:,} B"
+        return Term("recomputed block", layout.tokens * whole * again, how)
 
     def logits(self) -> Term:
         layout, vocabulary = self.layout, self.shape.vocab
-        width, tokens = LOGIT[layout.kernels], layout.tokens // (CHUNKS if layout.chunked_loss else 1)
-        how = f"{tokens:,} tokens x {vocabulary:,} x {width} B"
-        return Term("logits", tokens * vocabulary * width // layout.tensor, how)
+        width, tokens = layout.logit, layout.chunk or layout.tokens
+        how, nbytes = f"{tokens:,} tokens x {vocabulary:,} x {width} B", tokens * vocabulary * width
+        if layout.chunk:  # the forward pass leaves both gradients behind
+            head = 0 if layout.trained is not None else vocabulary * (FULL + self.width)
+            nbytes += self.shape.hidden * (head + layout.tokens * self.width)
+            how = f"a chunk of {how}, and the gradients of the head and of its inputs"
+        return Term("logits", nbytes // layout.tensor, how)
 
     def exchange(self) -> Term:
-        """The largest group's gradients in bf16, and in the exchange's format in the send buffer."""
+        """The largest group's gradients, and in the exchange's format in the send buffer."""
         shape, layout = self.shape, self.layout
         if layout.shard == 1:
             return Term("gradient exchange", 0, "in place")
         whole = layout.trained is None
         largest = max(shape.block if whole else self.trained // shape.layers, shape.outer if whole else 0)
-        how = f"{_billions(largest)} in the largest group x {HALF + layout.reduced} B"
-        return Term("gradient exchange", (HALF + layout.reduced) * largest // layout.tensor, how)
+        there = whole and largest == shape.outer  # the buffer that is kept from the last exchange
+        width = self.width + (0 if there else layout.reduced)
+        how = f"{_billions(largest)} in the largest group x {width} B"
+        return Term("gradient exchange", width * largest // layout.tensor, how)
 
     def _stream(self) -> int:
         """A block's input: in bf16 where FSDP casts everything, in fp32 in autocast's residual stream."""
         layout = self.layout
-        width = HALF if layout.shard > 1 or layout.weight == HALF else FULL
+        width = self.width if layout.shard > 1 or layout.weight == HALF else FULL
         return self.shape.hidden * width // layout.tensor
 
     def _selected(self) -> int:
         """torchtitan's operators: the input, attention's output and every second matrix product's."""
         shape = self.shape
         products = shape.queries + shape.narrow + shape.inner * shape.chosen + shape.hidden
-        return self._stream() + HALF * (shape.queries + products) // self.layout.tensor
+        return self._stream() + self.width * (shape.queries + products) // self.layout.tensor
 
     def _whole(self) -> int:
         """What one block keeps of a token for its backward pass, in bytes.
 
         Llama: the inputs of both norms; their outputs, the queries, keys, values and the attention's output;
         gate, up and their product, for each chosen expert. No attention scores: flash and flex attention
-        compute them again. BERT: 34 x hidden size + 5 x heads x length (Korthikanti et al. 2022, arXiv
-        2205.05198, equation 2).
+        compute them again. Eager kernels also keep the normalised values, keys and values repeated for each
+        query head, a contiguous copy of the attention's output and the activated gate. BERT: 34 x hidden size
+        + 5 x heads x length (Korthikanti et al. 2022, arXiv 2205.05198, equation 2).
         """
         shape, layout = self.shape, self.layout
         if not shape.causal:
             return 34 * shape.hidden + 5 * shape.heads * layout.length
-        inner = HALF * (2 * shape.hidden + 2 * (shape.queries + shape.narrow) + 3 * shape.chosen * shape.inner)
-        return 2 * self._stream() + (inner + self._scores()) // layout.tensor
+        values = 2 * shape.hidden + 2 * (shape.queries + shape.narrow) + 3 * shape.chosen * shape.inner
+        if layout.kernels == "eager":
+            # bf16: FSDP's norms keep their input in fp32; autocast gives each linear layer a copy of its input.
+            norms = 4 if self.whole else 6 if layout.shard > 1 else 9
+            values = norms * shape.hidden + 5 * shape.queries + 4 * shape.chosen * shape.inner
+        return 2 * self._stream() + (self.width * values + self._scores()) // layout.tensor
 
     def _scores(self) -> int:
         """Plain attention keeps its scores before and after the softmax, and again after the cast."""

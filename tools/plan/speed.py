@@ -23,7 +23,13 @@ QUANTISED = {"fp8": 4, "fp8-rowwise": 4, "fp8-te": 1}
 # FlashAttention in Triton is slower than FlashAttention 2: by 1.3 to 2.5 (Dao 2023, arXiv 2307.08691).
 FIRST_FLASH = 1.3
 # Share of the forward pass that is computed again: (matrix products, attention, the rest).
-AGAIN = {"none": (0, 0, 0), "selective": (0.5, 0, 1), "selective-layer": (0.5, 0.5, 0.5), "full": (1, 1, 1)}
+AGAIN = {
+    "none": (0, 0, 0),
+    "selective": (0.5, 0, 1),
+    "selective-layer": (0.5, 0.5, 0.5),
+    "full": (1, 1, 1),
+    "offload": (0, 0, 0),
+}
 
 
 @dataclass(frozen=True)
@@ -50,9 +56,19 @@ def used(layout: Layout, machine: Machine) -> set[str]:
     names = {f"matmul {card}", *([] if layout.attention == "eager" else [_kernel(layout, machine)])}
     if layout.precision.startswith("fp8"):
         names.add(layout.precision)
+    if layout.offload or layout.recompute == "offload":
+        names.add("offload")
     if layout.tensor > 1:
         names.add("async tensor" if layout.async_tensor else "tensor")
     return names
+
+
+def _again(recompute: str) -> tuple[float, float, float]:
+    """Return the shares that are computed again; of a budget what it does not keep."""
+    if recompute.startswith("budget:"):
+        share = 1 - float(recompute.partition(":")[2])
+        return share, share, share
+    return AGAIN[recompute]
 
 
 def _kernel(layout: Layout, machine: Machine) -> str:
@@ -91,7 +107,7 @@ class _Clock:
         if layout.rank:
             adapter = self._product(layout.tokens, layout.targets / layout.tensor, layout.rank)
             forward, backward = forward + adapter, backward + 2 * adapter
-        again = AGAIN[layout.recompute][0] * forward
+        again = _again(layout.recompute)[0] * forward
         scale = self.shape.layers / layout.pipeline
         return forward * scale, (backward + again) * scale
 
@@ -115,7 +131,7 @@ class _Clock:
             slow = 1 + self.fitted["short rows"] / seen
             forward += 4 * layout.tokens * seen * shape.queries * share * slow / rate
         forward /= layout.model_ranks
-        return forward, forward * (2.5 + AGAIN[layout.recompute][1])
+        return forward, forward * (2.5 + _again(layout.recompute)[1])
 
     def _plain_attention(self) -> tuple[float, float]:
         """Two products over the whole square, and its scores through memory: written, cast and read again."""
@@ -124,7 +140,7 @@ class _Clock:
         product = 2 * self._product(layout.length, width, layout.length)
         moved = 3 * (FULL + FULL + HALF) * layout.length**2 / self._bandwidth
         forward = (product + moved) * scores * shape.layers / layout.pipeline
-        return forward, forward * (2 + AGAIN[layout.recompute][1])
+        return forward, forward * (2 + _again(layout.recompute)[1])
 
     def _moved(self) -> tuple[float, float]:
         """Everything between the products: bytes over bandwidth."""
@@ -143,7 +159,7 @@ class _Clock:
         if layout.kernels == "eager":
             scale *= self.fitted["eager"]
         forward, backward = (value * scale for value in inside)
-        return forward, backward + AGAIN[layout.recompute][2] * forward
+        return forward, backward + _again(layout.recompute)[2] * forward
 
     def _logits(self) -> float:
         moved = LOGIT[self.layout.kernels] * self.layout.tokens * self.shape.vocab
@@ -215,7 +231,7 @@ class _Clock:
         backward = products[1] + head[1] + attention[1] + moved[1]
         exchange, network = self._exchange(forward, backward)
         bubble = (layout.pipeline - 1) / layout.interleave * (forward + backward)
-        card, again = self.machine.card, AGAIN[layout.recompute]
+        card, again = self.machine.card, _again(layout.recompute)
         rate = card.peak * self.fitted[f"matmul {card.efficiency}"] / 1e12
         ways = "1 + 1" if layout.trained is not None else "1 + 2"
         shapes = ", ".join(f"{into}x{outof // layout.tensor}" for _, into, outof, _ in self.shape.linears)
