@@ -134,6 +134,7 @@ class Layout:
     pipeline: int = 1
     interleave: int = 1
     async_tensor: bool = False
+    sequence: bool = True  # whether ranks of `tensor` also divide what lies between the products, by tokens
     recompute: str = "none"  # none, selective, selective-layer, full
     kernels: str = "compiled"  # compiled, eager
     attention: str = "flash2"  # eager, flash2, flash3
@@ -163,7 +164,8 @@ class Layout:
         )
         return cls(
             config.sequence_length, config.parallel.micro_batch_size, config.accumulation(world), world, per_node,
-            shard=(per_node if keys["sharding"] == "hsdp" else world) if sharded else 1,
+            shard=(per_node if keys["sharding"] == "hsdp" else world) // keys["tensor"] if sharded else 1,
+            tensor=keys["tensor"], sequence=False,
             gathers=1 if (small if reshard == "auto" else not reshard) else 2, sync_each=not small,
             recompute=keys["activation_checkpointing"], kernels="eager" if device.compile == "off" else "compiled",
             logit=12 if device.compile == "off" else 8 if device.precision == "fp32" else 4,

@@ -246,7 +246,12 @@ class _Need:
         """A block's input: in bf16 where FSDP casts everything, in fp32 in autocast's residual stream."""
         layout = self.layout
         width = self.width if layout.shard > 1 or layout.weight == HALF else FULL
-        return self.shape.hidden * width // layout.tensor
+        return self.shape.hidden * width // self._between
+
+    @property
+    def _between(self) -> int:
+        """Ranks that divide what lies between the products."""
+        return self.layout.tensor if self.layout.sequence else 1
 
     def _selected(self) -> int:
         """torchtitan's operators: the input, attention's output and every second matrix product's."""
@@ -266,12 +271,13 @@ class _Need:
         shape, layout = self.shape, self.layout
         if not shape.causal:
             return 34 * shape.hidden + 5 * shape.heads * layout.length
-        values = 2 * shape.hidden + 2 * (shape.queries + shape.narrow) + 3 * shape.chosen * shape.inner
+        between, values = 2 * shape.hidden, 2 * (shape.queries + shape.narrow) + 3 * shape.chosen * shape.inner
         if layout.kernels == "eager":
             # bf16: FSDP's norms keep their input in fp32; autocast gives each linear layer a copy of its input.
             norms = 4 if self.whole else 6 if layout.shard > 1 else 9
-            values = norms * shape.hidden + 5 * shape.queries + 4 * shape.chosen * shape.inner
-        return 2 * self._stream() + (self.width * values + self._scores()) // layout.tensor
+            between, values = norms * shape.hidden, 5 * shape.queries + 4 * shape.chosen * shape.inner
+        between = self.width * between // self._between
+        return 2 * self._stream() + between + (self.width * values + self._scores()) // layout.tensor
 
     def _scores(self) -> int:
         """Plain attention keeps its scores before and after the softmax, and again after the cast."""

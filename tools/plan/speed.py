@@ -147,7 +147,7 @@ class _Clock:
         layout, shape = self.layout, self.shape
         stream, turned, inner = MOVED[layout.kernels, shape.gated]
         inside = [
-            stream[way] * shape.hidden
+            stream[way] * shape.hidden * (1 if layout.sequence else layout.tensor)
             + (turned[way] * (shape.queries + shape.narrow) + inner[way] * shape.inner * shape.chosen)
             for way in (0, 1)
         ]
