@@ -13,6 +13,7 @@ from tools.image.rules.rule import Subject, at, rule
 
 INSTALLER = re.compile(r"aws-efa-installer-v?(\d+\.\d+\.\d+)")
 PLUGIN = re.compile(r"aws-ofi-nccl[-/@ ](?:.{0,200}?[^\d.])??v?(\d+\.\d+\.\d+)")
+BRANCH = re.compile(r"(?:-b|--branch|checkout)[ =](?:tags/)?v?(\d+\.\d+\.\d+)")
 LIBFABRIC = re.compile(r"libfabric[-/](?:.{0,200}?[^\d.])??v?(\d+\.\d+\.\d+)")
 SKIPS_KERNEL = re.compile(r"efa_installer\.sh\b[^&;|\n]{0,300}(?:--skip-kmod|\s-[a-z]{0,9}k)")
 RUNS = re.compile(r"efa_installer\.sh")
@@ -26,8 +27,15 @@ def efa(subject: Subject) -> Iterator[Verdict]:
             yield from _installer(subject, one, match[1])
         if one.name == "RUN" and any(map(_installs, commands(script(one)))):
             yield from _options(subject, one, text)
-        if match := PLUGIN.search(text):
+        if match := PLUGIN.search(text) or (_cloned(one) if one.name == "RUN" else None):
             yield from _plugin(subject, one, match[1])
+
+
+def _cloned(one: Instruction) -> re.Match[str] | None:
+    """Return the release of aws-ofi-nccl that a RUN clones, with its number in a group."""
+    clones = [" ".join(words) for words in commands(script(one)) if "clone" in words[:4]]
+    ours = next((text for text in clones if "aws-ofi-nccl" in text), "")
+    return BRANCH.search(ours) or (BRANCH.search(script(one)) if ours and len(clones) == 1 else None)
 
 
 def _installer(subject: Subject, one: Instruction, version: str) -> Iterator[Verdict]:
