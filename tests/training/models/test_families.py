@@ -170,6 +170,9 @@ def test_adapters_are_on_the_linear_layers(family: str) -> None:
 # Counts and the keys of each config.json that are not the family's defaults. Sources: config.json of
 # Qwen/Qwen3-0.6B, mistralai/Mistral-7B-v0.1, google/gemma-3-1b-pt, google/gemma-2b, microsoft/phi-4,
 # allenai/OLMo-2-1124-7B, HuggingFaceTB/SmolLM2-135M and mistralai/Mixtral-8x7B-v0.1 on the Hugging Face hub.
+# The counts are also published, seen on 2026-11-25: keras-hub's presets (gemma_2b_en, gemma3_1b, mixtral_8_7b_en),
+# the GGUF header general.parameter_count of Phi-4 and Mistral 7B, the hub's safetensors total of OLMo 2 7B, and
+# what transformers counts in public tests and logs of Qwen3 0.6B and SmolLM2 135M.
 # The shapes are (layers, hidden, heads, key/value heads, feed-forward, vocabulary).
 PUBLISHED: dict[str, tuple[int, str, tuple[int, ...], dict[str, Any]]] = {
     "Qwen3 0.6B": (596_049_920, "qwen3", (28, 1024, 16, 8, 3072, 151936), {"tie_word_embeddings": True}),
