@@ -218,7 +218,7 @@ def _message(first: str, following: list[Line], prefix: str, boxed: bool) -> Ite
         new = (
             form("begin").search(body)
             or form("mild").search(body)
-            or body.startswith(("[", "During handling", "The above exception"))
+            or body.startswith(("[", "During handling", "The above exception", "Exception raised from", "frame #"))
         )
         own = line.text.startswith(prefix) if marked else last or form("continued").match(body)
         if new or not own:

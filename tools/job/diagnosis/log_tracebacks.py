@@ -58,7 +58,7 @@ class Traceback:
             return "", False
         if raised := form("raises").search(self.place):
             return f"{raised[1]}: {raised[3] or ''}", True
-        return self.place.partition(" | ")[2], False
+        return self.place.partition(" | ")[2] or self.place, False
 
 
 def of_program(stack: str) -> str:
