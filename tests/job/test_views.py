@@ -269,9 +269,9 @@ def test_every_command_that_a_remedy_names_exists() -> None:
 
 
 def test_the_checkpoint_of_a_drain_is_read_from_the_logs() -> None:
-    """training/trainer/loop.py writes these lines."""
-    source = (repo.root() / "training/trainer/loop.py").read_text(encoding="utf-8")
-    assert "checkpoint of step %d saved" in source
+    """training/trainer/loop.py and saver.py write these lines."""
+    source, saver = ((repo.root() / f"training/trainer/{name}.py").read_text() for name in ("loop", "saver"))
+    assert "checkpoint of step %d saved" in saver
     assert "stopped on request at step {now.step}, which is saved" in source
     saved = stop.last_checkpoint(True, ["step 39", "rank 0: drained: stopped on request at step 40, which is saved"])
     assert (saved.saved, saved.step) == (True, 40)
