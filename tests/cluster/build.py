@@ -19,7 +19,6 @@ SOURCES = Path(__file__).parent / "binaries"
 OPERATOR = "github.com/kubeflow/training-operator"
 KWOK = "sigs.k8s.io/kwok"
 PROVISIONER = "github.com/rancher/local-path-provisioner"
-TRAINER, JOBSET, KUEUE = "github.com/kubeflow/trainer/v2", "sigs.k8s.io/jobset", "sigs.k8s.io/kueue"
 KUBERNETES, OLDEST = "1.36.3", "1.33.13"  # the last four minors are what the tools promise to work on
 OLD = f"kubernetes-{OLDEST.rpartition('.')[0]}"
 _VERSION = "k8s.io/component-base/version"
@@ -46,15 +45,6 @@ MODULES = {
     "coredns": Module(),
     "pause": Module(),
     "provisioner": Module(packages=(PROVISIONER,), folders={"provisioner": (PROVISIONER, "deploy")}),
-    # Nine minutes on two cores that also do other work: only `make test-cluster-all` builds it.
-    "controllers": Module(
-        packages=(f"{TRAINER}/cmd/trainer-controller-manager", JOBSET, f"{KUEUE}/cmd/kueue"),
-        folders={
-            "trainer": (TRAINER, "manifests"),
-            "jobset-config": (JOBSET, "config"),
-            "kueue-config": (KUEUE, "config"),
-        },
-    ),
     OLD: Module(
         ldflags=_named(OLDEST),
         links=("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"),

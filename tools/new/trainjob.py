@@ -13,6 +13,7 @@ from typing import Any
 from tools.cells.renaming import write_hosts
 from tools.core.errors import UserError
 from tools.core.tables import load
+from tools.kube.json_patch import difference
 from tools.kube.manifests import Manifests, Object
 from tools.kube.quantity import quantity
 from tools.simulator import wiring
@@ -108,9 +109,11 @@ def _template(job: Workload) -> Object:
     """Return the one pod template of all roles. Raises UserError where they differ."""
     first, *others = job.roles
     for role in others:
-        path = next(_differences(first.template, role.template, "template"), "")
-        if path or role.restart_policy != first.restart_policy:
-            where = path or "restartPolicy"
+        edit = next(difference(first.template, role.template), None)
+        if edit or role.restart_policy != first.restart_policy:
+            keys = edit.keys if edit else ()
+            where = "template" + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
+            where = where if edit else "restartPolicy"
             raise _cannot(job, f"{first.name} and {role.name} differ in {where}, and all nodes of a TrainJob are equal")
     template: Object = copy.deepcopy(first.template)
     for container in [*(template["spec"].get("initContainers") or []), *template["spec"]["containers"]]:
@@ -128,18 +131,6 @@ def _move_field(job: Workload, entry: Object) -> None:
     if found[1] not in FIELDS:
         raise _cannot(job, f"the variable {entry['name']} reads the label {LABEL}{found[1]}, which its pods lack")
     field["fieldPath"] = FIELDS[found[1]]
-
-
-def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
-    """Yield the paths at which two templates differ."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in sorted({*one, *other}):
-            yield from _differences(one.get(key), other.get(key), f"{path}.{key}")
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for place, pair in enumerate(zip(one, other, strict=True)):
-            yield from _differences(*pair, f"{path}[{place}]")
-    elif one != other:
-        yield path
 
 
 def _variables(job: Workload, pods: Sequence[Pod], hosts: dict[str, str], own: int) -> Iterator[Object]:

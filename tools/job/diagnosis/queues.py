@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from decimal import Decimal
 
+from tools.core.tables import load
 from tools.core.timestamps import moment
 from tools.facts.instances import NVIDIA
 from tools.job.diagnosis.cause import Cause, Layer, short
@@ -18,13 +19,6 @@ GROUP_MARKS = ("pod-group-name", "scheduling.x-k8s.io/pod-group", "scheduling.k8
 WORKLOAD_AFTER = 30.0  # seconds after which Kueue has created its Workload of a job
 WAITS = (None, "", "Pending", "Inqueue", "PreScheduling", "Scheduling", "Unknown")  # phases of PodGroups
 STOPPED = ("Hold", "HoldAndDrain")
-# What helps a job that Kueue has evicted, by the reason of the condition (Kueue v0.19, workload_types.go).
-EVICTED = {
-    "PodsReadyTimeout": "its pods were not ready within waitForPodsReady of Kueue's configuration: find out what they"
-    " waited for (nodes, images, volumes), or raise the time; Kueue tries again by itself",
-    "Preempted": "wait: a job of a higher priority, or a team that takes its quota back, has its place; it continues"
-    " from its last checkpoint",
-}
 NAME_A_QUEUE = "name an existing queue, or create this one"
 
 
@@ -81,18 +75,15 @@ def _said(workload: Object) -> tuple[list[str], str | None]:
         why = [short(f"{one.get('reason')}: {one.get('message', '')}") for one in told[-1:]]
         return [line, *why], "fix what it says, then set spec.active of the Workload to true"
     checks = [one for one in status.get("admissionChecks") or [] if one.get("state") != "Ready"]
+    advice = "read the log of the admission check's controller: the quota is reserved already" if checks else None
     lines = [short(f"admission check {one['name']}: {one.get('state')}: {one.get('message', '')}") for one in checks]
     for one in status.get("conditions") or []:
         waits = one["type"] in ("QuotaReserved", "Admitted") and one["status"] != "True"
         if waits or (one["type"] == "Evicted" and one["status"] == "True"):
             lines.append(short(f"{name}: {one.get('message', '')}"))
-    advice = "read the log of the admission check's controller: the quota is reserved already"
-    evicted = next((one.get("reason") for one in _true(status) if one["type"] == "Evicted"), None)
-    return list(dict.fromkeys(lines)), advice if checks else EVICTED.get(str(evicted))
-
-
-def _true(status: Object) -> list[Object]:
-    return [one for one in status.get("conditions") or [] if one.get("status") == "True"]
+        if one["type"] == "Evicted" and one["status"] == "True" and not checks:
+            advice = load("job/tables.yaml")["evicted by Kueue"].get(str(one.get("reason")))
+    return list(dict.fromkeys(lines)), advice
 
 
 def group(snapshot: Snapshot) -> Object | None:
