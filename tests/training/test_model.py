@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from training.config import Config, Device
@@ -163,3 +164,13 @@ def test_flex_attention_computes_what_plain_attention_does(config: Config) -> No
             rtol=1e-4,
             atol=1e-5,
         )
+
+
+@pytest.mark.long
+def test_a_compiled_block_mask_is_the_same_for_all_documents() -> None:
+    compiled = torch.compile(create_block_mask)
+    documents = torch.arange(256).div(43, rounding_mode="floor").expand(2, 256)
+    for shift, window in ((0, None), (7, None), (7, 64)):
+        ids = documents.roll(shift, 1).contiguous()
+        expected = document_mask(ids, "flex_attention", window)
+        assert torch.equal(document_mask(ids, "flex_attention", window, compiled).to_dense(), expected.to_dense())

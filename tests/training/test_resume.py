@@ -77,8 +77,10 @@ def two_ranks() -> tuple[str, ...]:
 
 
 @pytest.mark.long
-def test_a_killed_worker_costs_nothing(start: Callable, two_ranks: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_killed_worker_costs_nothing(start: Callable, two_ranks: tuple[str, ...], beside: bool) -> None:
     """SIGKILL of one rank at a random step: the group is forked again and ends with the same bits."""
+    two_ranks = (*two_ranks, f"checkpoint.asynchronous={str(beside).lower()}")
     calm = start("calm", nproc=2, overrides=two_ranks)
     assert calm.wait() == 0, calm.text()
     struck = start("struck", nproc=2, overrides=two_ranks, restarts=1, entrypoint=True)

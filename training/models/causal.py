@@ -6,13 +6,14 @@ The model's family is a row of training/config/families.py. Its class is looked 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.attention.flex_attention import create_block_mask
 from transformers import PreTrainedConfig
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
@@ -80,12 +81,14 @@ class CausalLM(Trainable):
         self.model = config.model
         self.hf = getattr(transformers, config.model.family.model)(hf_config(config, attention))
         self.head_loss = HeadLoss()
+        self.block_mask = create_block_mask
 
     def blocks(self) -> list[nn.Module]:
         return list(self.hf.model.layers)
 
     def compile_outside(self) -> None:
         self.head_loss.compile()
+        self.block_mask = torch.compile(create_block_mask)
 
     def forward(
         self,
@@ -121,10 +124,11 @@ class CausalLM(Trainable):
 
     def _masks(self, document_ids: torch.Tensor) -> Any:
         """The attention mask; for layers of two kinds one for each kind."""
-        mask = document_mask(document_ids, self.attention, self.model.sliding_window)
+        mask = document_mask(document_ids, self.attention, self.model.sliding_window, self.block_mask)
         if self.model.sliding_window_pattern is None:
             return mask
-        return {"sliding_attention": mask, "full_attention": document_mask(document_ids, self.attention)}
+        everything = document_mask(document_ids, self.attention, None, self.block_mask)
+        return {"sliding_attention": mask, "full_attention": everything}
 
     def logits(self, input_ids: torch.Tensor, position_ids: torch.Tensor, document_ids: torch.Tensor) -> torch.Tensor:
         """Logits [batch, sequence, vocabulary]."""
@@ -134,17 +138,22 @@ class CausalLM(Trainable):
         ).logits  # fmt: skip
 
 
-def document_mask(document_ids: torch.Tensor, attention: str, window: int | None = None) -> Any:
+def document_mask(
+    document_ids: torch.Tensor,
+    attention: str,
+    window: int | None = None,
+    create: Callable[..., Any] = create_block_mask,
+) -> Any:
     """The attention mask: a position may attend to itself and to earlier positions of the same document.
 
     With a `window` it attends to that many positions, its own included.
     Returns an additive mask for eager, a boolean one for sdpa, both [batch, 1, sequence, sequence], and a
-    block mask for flex_attention.
+    block mask for flex_attention by `create`, which does not hold all pairs of positions where it is compiled.
     """
     batch, length = document_ids.shape
     span = length if window is None else window
     if attention == "flex_attention":
-        return _block_mask(document_ids, batch, length, span)
+        return _block_mask(document_ids, batch, length, span, create)
     positions = torch.arange(length, device=document_ids.device)
     same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
     allowed = same & (positions[:, None] >= positions[None, :])
@@ -156,18 +165,14 @@ def document_mask(document_ids: torch.Tensor, attention: str, window: int | None
     return torch.zeros(allowed.shape, device=document_ids.device).masked_fill_(~allowed, blocked)
 
 
-def _block_mask(document_ids: torch.Tensor, batch: int, length: int, span: int) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
-
+def _block_mask(document_ids: torch.Tensor, batch: int, length: int, span: int, create: Callable[..., Any]) -> Any:
     def allowed(b: torch.Tensor, _h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         return (q >= k) & (document_ids[b, q] == document_ids[b, k])
 
     def near(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         return allowed(b, h, q, k) & (q - k < span)
 
-    return create_block_mask(
-        near if span < length else allowed, batch, None, length, length, device=str(document_ids.device)
-    )
+    return create(near if span < length else allowed, batch, None, length, length, device=str(document_ids.device))
 
 
 def build_on_meta(config: Config, attention: str) -> CausalLM:
