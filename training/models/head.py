@@ -92,6 +92,7 @@ class _Chunked(torch.autograd.Function):
                     torch.mm(logits, weight, out=of_hidden[rows])
                 if of_head is not None:
                     _add_product(of_head, logits, inputs[rows])
+                del logits  # before the next ones exist
         if of_hidden is not None and how.words is not None:
             dist.all_reduce(of_hidden, group=how.words.group)  # each rank has the part of its words
         ctx.save_for_backward(
