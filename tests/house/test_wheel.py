@@ -89,7 +89,7 @@ def test_the_installed_yard_works_without_torch_from_any_directory(installed: Pa
 
     code, said = run(installed, home, "wiring", "-f", "job.yaml")
     assert (code, said.startswith("CANNOT TELL")) == (3, True), said
-    assert "trainyard[train]" in said
+    assert "trainyard[train] @ file:///" in said, "an index may have another package of this name"
     for words in (["run", "cpu/llama-tiny"], ["run", "cpu/llama-tiny", "--show-example"],
                   ["stage", "hf://organisation/model", "--to", "local:"]):  # fmt: skip
         code, said = run(installed, home, *words)

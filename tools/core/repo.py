@@ -2,9 +2,11 @@
 
 import difflib
 import itertools
+import json
 import os
 import tempfile
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 COMPARED, LONGEST = 300, 256  # names, and characters of one: the comparison is slow
@@ -40,7 +42,13 @@ def cache(of: Path | None = None) -> Path:
 
 def how_to_install(extra: str) -> str:
     """Return the command that installs an extra of this program: `train` or `image`."""
-    return "make setup" if is_checkout() else f"uv tool install 'trainyard[{extra}]'"
+    if is_checkout():
+        return "make setup"
+    try:  # where this package came from: an index may have another one of its name
+        source = json.loads(metadata.distribution("trainyard").read_text("direct_url.json") or "{}").get("url", "")
+    except (metadata.PackageNotFoundError, ValueError):
+        source = ""
+    return f"uv tool install 'trainyard[{extra}]{f' @ {source}' if source else ''}'"
 
 
 def nearest(text: str, names: Iterable[str], cutoff: float = 0.5) -> str | None:
