@@ -119,7 +119,9 @@ def test_a_job_with_efa_is_placed_in_one_zone(
 ) -> None:  # fmt: skip
     """Where no zone has room for all pods, the others wait, and `why` names the zone."""
     kind, zones = instance("p5en.48xlarge"), {"a": there, "b": 2}
-    nodes = [fake_node(kind, f"{zone}{one}", {ZONE: zone}) for zone, count in zones.items() for one in range(count)]
+    # Names of their own: pods of the other case may still end on its nodes.
+    names = [(zone, f"{zone}-{there}-{one}") for zone, count in zones.items() for one in range(count)]
+    nodes = [fake_node(kind, name, {ZONE: zone}) for zone, name in names]
     kube.put(shared_claim(namespace), namespace)
     kube.put(nodes, namespace)
     kube.apply(rendered["overlays/p5/llama-3-1-8b"], namespace)
