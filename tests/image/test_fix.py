@@ -28,6 +28,7 @@ LEFT = {
     "no-user": "it starts in /, where only root writes",
     "ofi-nccl-old-libfabric": "only another release",
     "ofi-nccl-old-nccl": "only another release",
+    "plugin-cloned-for-newer-libfabric": "only another release",
     "root": "it starts in /",
     "stopsignal-kill": "the program that is meant is not in the Dockerfile",
     "unpinned": "no lock in the context has a version of it",
