@@ -149,7 +149,7 @@ def short(rendered: str, steps: int = STEPS) -> str:
     """Return the cell's manifest with smaller steps and without compilation."""
     lines = {f"{key.rpartition('.')[2]}: ": values for key, values in SHORT.items()}
     words = {line + old: line + new for line, (old, new) in lines.items()}
-    return changed(rendered, words | {"steps: 200": f"steps: {steps}"})
+    return changed(rendered, words | {f"steps: {SHORT['train.steps'][0]}": f"steps: {steps}"})
 
 
 def changed(text: str, changes: Mapping[str, str]) -> str:
