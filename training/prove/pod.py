@@ -64,7 +64,10 @@ def main(arguments: list[str], archive: str) -> int:
     (directory / "pods").mkdir(parents=True, exist_ok=True)
     answers = Lines(directory / "pods" / f"{host}.jsonl")
     if answers.path.exists():
-        answers.append({"gone": "its container was started again"})
+        again = "its container was started again"
+        answers.append({"gone": again})
+        # The pod that leads may be this one: then no other can say that the proof has failed.
+        Lines(directory / PROGRESS).append({"state": "failed", "note": f"{host}: {again}"})
         return 1
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -184,7 +187,8 @@ class Node:
     def work(self) -> int:
         """Do what is ordered until the proof ends, and return the exit code."""
         try:
-            while not self._stop.is_set():
+            # The pod that leads removes the directory: another one may not have read its last order yet.
+            while not self._stop.is_set() and self._directory.exists():
                 for order in self._orders.new():
                     if order["do"] == "end":
                         return 0
