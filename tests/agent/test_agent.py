@@ -43,7 +43,7 @@ def test_equal_sources_give_equal_bytes(agent: Path, tmp_path: Path) -> None:
         "trainyard_guard.py",
         "trainyard_guard-1.dist-info",
     }
-    assert {name for name in names if "launcher" in name or "trainer/" in name} == set()
+    assert {name for name in names if "pod/launcher" in name or "trainer/" in name} == set()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
