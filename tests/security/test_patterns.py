@@ -45,6 +45,9 @@ FRAGMENTS = (
 # Calls whose pattern is no constant, with the patterns that it can have; () if its variable part is escaped,
 # or the user's own words. A new one belongs into this table.
 GIVEN: dict[str, tuple[str, ...]] = {
+    "tools/aws/session.py": tuple(
+        row[key] for rows in load("aws/errors.yaml").values() for row in rows for key in ("said", "class") if key in row
+    ),
     "tools/bootstrap.py": (),
     "tools/cells/knobs.py": (r"((?:--nnodes|--num_machines|NNODES)(?:=|\s+))([\w:]+)",),
     "tools/cells/renaming.py": (
@@ -75,6 +78,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
     ),
     "tools/image/rules/secrets.py": (r"\brm\b[^;&|]{0,300}a",),
     "tools/job/diagnosis/deleted_pods.py": (r"a-(?:(?:master|worker)-)?\d+(?:-\d+)?(?:-\w{5})?",),
+    "tools/new/trainjob.py": (r"metadata\.labels\['a([\w-]+)'\]",),
     "tools/job/diagnosis/log_patterns.py": (
         *map("".join, load("job/diagnosis/log_forms.yaml").values()),
         *(

@@ -61,11 +61,15 @@ def judge(found: list[int]) -> Finding:
     return bad("isolation", "NetworkPolicies are not enforced: every pod reaches every job", remedy, *lines)
 
 
+def _image() -> str:
+    """Return the image of the debug pod: by digest where `yard image pin` has written one."""
+    (debug,) = kustomize.rendered(repo.root() / "base/services/debug").of_kind("Pod")
+    return str(debug["spec"]["containers"][0]["image"])
+
+
 def _answering(here: Kubectl, name: str) -> list[int]:
     """Return the ports that answered. Raises UserError where the pods cannot run."""
-    # By digest where `yard image pin` has written one.
-    (debug,) = kustomize.rendered(repo.root() / "base/services/debug").of_kind("Pod")
-    image = str(debug["spec"]["containers"][0]["image"])
+    image = _image()
     listener = _pod(name, "listener", image, *PORTS)
     _create(here, *objects(name)["policies"], listener)
     address = str(_waited(here, f"{name}-listener", "podIP"))

@@ -127,8 +127,6 @@ def inputs_mounted(subject: Subject) -> Iterator[Verdict]:
             elif OWN_IMAGE.search(str(container.get("image"))):
                 summary = f"{value} is on no volume of the pod, and the image of the trainer does not hold it"
                 yield bad(place, summary, "a path below /shared/text, /shared/finetune or /shared/models")
-            else:
-                yield good(place, "on no volume of the pod: the image must hold it")
 
 
 @rule("save-time")

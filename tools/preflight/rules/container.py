@@ -11,9 +11,7 @@ from tools.preflight.subject import Subject, Template
 from tools.simulator.command_line import literals
 
 TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")  # where Python looks for a temporary directory, after TMPDIR
-CACHES = re.compile(
-    r"HOME|XDG_\w+_HOME|HF_HOME|TORCH_HOME|TRITON_HOME|MPLCONFIGDIR|WANDB_DIR|TORCH_EXTENSIONS_DIR|\w*CACHE\w*"
-)
+CACHES = re.compile(r"^(?:(?:XDG_\w+_|HF_|TORCH_|TRITON_)?HOME|MPLCONFIGDIR|WANDB_DIR|TORCH_EXTENSIONS_DIR)$|CACHE")
 # Variables that move the caches out of the home directory.
 HOMES = ("HOME", "XDG_CACHE_HOME", "HF_HOME")
 
@@ -64,7 +62,7 @@ def read_only_root(subject: Subject) -> Iterator[Verdict]:
         if not any(one and _writable(template, container, one) for one in temporary):
             yield bad(place, "no directory for temporary files is writable", "an emptyDir at /tmp")
             continue
-        paths = [name for name, value in values.items() if CACHES.fullmatch(name) and value.startswith("/")]
+        paths = [name for name, value in values.items() if CACHES.search(name) and value.startswith("/")]
         wrong = [name for name in paths if not _writable(template, container, values[name])]
         for name in wrong:
             summary = f"{name} is {values[name]}, which is not on a writable volume"
