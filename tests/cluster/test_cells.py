@@ -162,17 +162,18 @@ def test_yard_diff_of_fields_that_flux_owns(
 
 
 @pytest.mark.parametrize(
-    ("change", "hint"),
+    ("change", "code", "hint"),
     [
-        ({"server": "https://127.0.0.1:1"}, "is the cluster up"),
-        ({"namespace": "t-nowhere"}, "create the namespace first"),
-        ({"token": "t-wrong"}, "have expired"),
+        ({"server": "https://127.0.0.1:1"}, 3, "is the cluster up"),
+        ({"namespace": "t-nowhere"}, 2, "create the namespace first"),
+        ({"token": "t-wrong"}, 3, "have expired"),
     ],
     ids=["no server", "no namespace", "no credentials"],
 )
 def test_yard_diff_that_cannot_ask_is_no_difference(
     kube: Kube,
     change: dict[str, str],
+    code: int,
     hint: str,
     asked: None,
     tmp_path: Any,
@@ -187,7 +188,7 @@ def test_yard_diff_that_cannot_ask_is_no_difference(
     path = tmp_path / "kubeconfig"
     path.write_text(json.dumps(config), encoding="utf-8")
     monkeypatch.setenv("KUBECONFIG", str(path))
-    assert invoke(["diff", CELL, "-n", change.get("namespace", "default")]) == 2
+    assert invoke(["diff", CELL, "-n", change.get("namespace", "default")]) == code
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("error: kubectl diff: ")

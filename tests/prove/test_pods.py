@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +30,7 @@ from tools.workload import kinds
 from training.agent import build
 from training.prove import plan, records
 from training.prove.view import pods as place
+from training.prove.view.copied import descendants
 from training.remote import proof_reader
 
 FAKE = str(ROOT / "tests/prove/fake_rank.py")
@@ -130,6 +133,13 @@ class Pods:
     def alive(self) -> None:
         assert all(one.poll() is None for one in self.processes)
 
+    def kill(self, node: int) -> None:
+        """End a pod with all of its processes."""
+        for pid in [*descendants(self.processes[node].pid), self.processes[node].pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.processes[node].wait()
+
     def end(self) -> list[int]:
         return [one.wait(60) for one in self.processes]
 
@@ -145,9 +155,8 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def started(tmp_path: Path, archive: Path) -> Iterator[Pods]:
     made = Pods(tmp_path, archive, "meet")
     yield made
-    for one in made.processes:
-        one.kill()
-        one.wait()
+    for node in range(len(made.processes)):
+        made.kill(node)
 
 
 def test_two_pods_carry_out_a_plan(started: Pods, tmp_path: Path) -> None:
@@ -176,8 +185,7 @@ def test_a_pod_that_starts_again_ends_the_proof(started: Pods, tmp_path: Path) -
     answers = Path(started.trial.directory) / "pods/mine-worker-1.jsonl"
     while not answers.exists():
         time.sleep(0.02)
-    started.processes[1].kill()
-    started.processes[1].wait()
+    started.kill(1)
     assert started.start(1).wait(60) == 1
     with pytest.raises(UserError, match="the proof failed in its pods: mine-worker-1: its container was started again"):
         proof_job.collect(started.ask, started.trial, tmp_path, lambda: None)
