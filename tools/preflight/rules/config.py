@@ -125,7 +125,7 @@ def inputs_mounted(subject: Subject) -> Iterator[Verdict]:
             if mount_of(container, value) is not None:
                 yield good(place, "on a volume of the pod")
             elif OWN_IMAGE.search(str(container.get("image"))):
-                summary = f"{value} is on no volume of the pod, and the image of the trainer does not hold it"
+                summary = f"{value} is not on a volume of the pod, and the image of the trainer does not hold it"
                 yield bad(place, summary, "a path below /shared/text, /shared/finetune or /shared/models")
 
 
