@@ -28,7 +28,7 @@ def recorded() -> Manifests:
 def test_a_torchx_job_passes_preflight_and_forms_one_world(recorded: Manifests) -> None:
     found = evaluate(recorded)
     assert found.of(State.FAIL) == []
-    assert len(found.of(State.PASS)) > 40, "the pods were not looked at"
+    assert sum(one.state is State.PASS for one in found.verdicts) > 80, "the pods were not looked at"
     (job,) = kinds.find(recorded).workloads
     analysis = wiring.analyse(job)
     assert analysis.verdict.state is State.PASS, analysis.verdict

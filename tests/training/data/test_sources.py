@@ -41,7 +41,7 @@ def test_stdlib_is_the_interpreters_library_without_duplicates(stdlib: Path) -> 
     assert (stdlib / "abc.py").read_text(encoding="utf-8") in {document.text for document in documents}
     assert len({document.data for document in documents}) == len(documents) == counts.documents
     assert counts.documents + counts.duplicates + counts.empty + counts.not_text == len(names)
-    assert counts.bytes == sum(len(document.data) for document in documents) >= 8_000_000
+    assert counts.bytes == sum(len(document.data) for document in documents) >= 10_000_000
 
 
 def test_directory_is_read_recursively_in_order_without_hidden_files(tmp_path: Path) -> None:
