@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from tools.aws.session import AwsError, Session
-from tools.core.errors import UserError
+from tools.core import UserError
 
 ARN = re.compile(r"arn:(?P<partition>aws[\w-]*):(?P<service>iam|sts)::(?P<account>\d{12}):(?P<rest>\S+)")
 ASSUMED = re.compile(r"assumed-role/(?P<role>[\w+=,.@-]+)/(?P<session>.+)")

@@ -16,9 +16,8 @@ from urllib.parse import urlsplit
 
 from tools.aws.answers import Unreadable, strict, watch
 from tools.aws.retry_budget import RetryBudget
-from tools.core.errors import UserError
+from tools.core import UserError, did_you_mean
 from tools.core.output import count, short
-from tools.core.repo import did_you_mean
 from tools.core.tables import load
 
 CANNOT_TELL = 3

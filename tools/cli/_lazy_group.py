@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from tools.cli import _parameters
-from tools.core.errors import UserError
-from tools.core.repo import did_you_mean
+from tools.core import UserError, did_you_mean
 from tools.core.tables import load
 
 

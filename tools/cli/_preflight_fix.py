@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.cells import kustomize, locate
-from tools.core import output, repo
-from tools.core.errors import UserError
+from tools.core import UserError, output, repo
 from tools.kube.manifests import STANDARD_INPUT, text_of
 from tools.preflight import fix
 from tools.preflight.evaluate import Evaluation

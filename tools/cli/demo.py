@@ -7,9 +7,8 @@ from tools.cluster import demo, snapshot, steps
 from tools.cluster.demo import Demo
 from tools.cluster.snapshot import Snapshot
 from tools.cluster.steps import Step
-from tools.core import output
-from tools.core.errors import UserError
-from tools.kube.kubectl import Kubectl
+from tools.core import UserError, output
+from tools.kube import Kubectl
 
 
 def command(context: str | None, new: bool, image: str | None, yes: bool, keep: bool, down: bool) -> None:

@@ -7,8 +7,8 @@ from tools.cells.knobs import Knobs
 from tools.cli import _knobs
 from tools.core import output
 from tools.job import submit
-from tools.kube.kubectl import Kubectl, failure
-from tools.kube.manifests import Manifests
+from tools.kube import Kubectl, Manifests
+from tools.kube.kubectl import failure
 
 FIELD_MANAGER = "kubectl"  # the default of `kubectl apply --server-side`
 

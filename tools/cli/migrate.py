@@ -1,7 +1,6 @@
 """Turn a PyTorchJob into a TrainJob of Kubeflow Trainer, with the proof that it is still one world."""
 
-from tools.core import output
-from tools.core.verdict import State
+from tools.core import State, output
 from tools.kube.manifests import read, written
 from tools.new.trainjob import migrate
 from tools.simulator import wiring, wiring_proof

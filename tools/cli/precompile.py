@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from tools.cells import kustomize, locate, matrix
-from tools.core import output, repo
-from tools.core.errors import UserError
+from tools.core import UserError, output, repo
 from tools.facts.instances import NEURON
 
 COMPONENT = "overlays/feature/precompile"

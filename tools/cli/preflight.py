@@ -9,12 +9,11 @@ from tools.cells.knobs import Knobs
 from tools.cli import _knobs, _preflight_fix
 from tools.cluster import fit
 from tools.cluster import spec as specs
-from tools.core import output, repo, wait
-from tools.core.errors import UserError
+from tools.core import State, UserError, Verdict, output, repo, wait, worst
 from tools.core.rules import PRACTICE, TRAINS, Question
-from tools.core.verdict import State, Verdict, worst
 from tools.image import start
-from tools.kube.manifests import Manifests, parse, read
+from tools.kube import Manifests
+from tools.kube.manifests import parse, read
 from tools.preflight.evaluate import Evaluation, evaluate
 from tools.preflight.rule import rule
 from tools.prove import proofs

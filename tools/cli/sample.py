@@ -6,8 +6,7 @@ from pathlib import Path
 
 from tools.cells import locate
 from tools.cells.kustomize_graph import is_kustomization
-from tools.core import output, repo
-from tools.core.errors import UserError
+from tools.core import UserError, output, repo
 from tools.workload import kinds
 from training.run.directory import read_json
 

@@ -3,10 +3,9 @@
 import click
 
 from tools.cli.job import _options
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 from tools.job.snapshot import lookup
-from tools.kube.kubectl import Kubectl
+from tools.kube import Kubectl
 from tools.stage import bring
 from tools.stage.request import LOCAL, request
 

@@ -5,11 +5,9 @@ import click
 from tools.cells import knobs as cells_knobs
 from tools.cells.knobs import Knobs
 from tools.cli import _knobs
-from tools.core import output
-from tools.core.errors import UserError
-from tools.core.verdict import State, Verdict, worst
+from tools.core import State, UserError, Verdict, output, worst
 from tools.image import start
-from tools.kube.manifests import name_of
+from tools.kube import name_of
 from tools.simulator import wiring, wiring_proof
 from tools.workload import kinds, operator_pods
 

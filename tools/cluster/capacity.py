@@ -12,8 +12,8 @@ from tools.aws.session import AwsError, Session
 from tools.cluster import offers
 from tools.cluster.finding import Finding, bad, good, run, unknown
 from tools.cluster.spec import BLOCK_FAMILIES
+from tools.core import State
 from tools.core.tables import load
-from tools.core.verdict import State
 from tools.facts.instances import INSTANCES, Instance
 
 CLASSES: list[tuple[list[str], str, str, str]] = load("cluster/tables.yaml")["quotas"]

@@ -6,9 +6,7 @@ from pathlib import Path
 from tools.cells import matrix_file
 from tools.cells.matrix_file import Cell
 from tools.cluster.spec import Spec
-from tools.core import repo
-from tools.core.errors import UserError
-from tools.core.repo import did_you_mean
+from tools.core import UserError, did_you_mean, repo
 
 
 def of(spec: Spec) -> list[Cell]:

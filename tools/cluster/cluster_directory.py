@@ -16,10 +16,9 @@ from tools.cluster import cluster_env, machines, observe
 from tools.cluster import spec as specs
 from tools.cluster.discover import Found
 from tools.cluster.snapshot import CLAIMS, CLASSES, Snapshot
-from tools.core import repo
-from tools.core.errors import UserError
+from tools.core import UserError, repo
 from tools.core.tables import load
-from tools.kube.manifests import Object, name_of
+from tools.kube import Object, name_of
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?")
 PLUGINS, STORAGE = "plugins/kustomization.yaml", "storage/kustomization.yaml"

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.core.errors import UserError
-from tools.core.repo import did_you_mean, shown
+from tools.core import UserError, did_you_mean
+from tools.core.repo import shown
 from training.run.files import read_bounded
 
 FILE = "cluster.env"

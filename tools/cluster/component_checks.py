@@ -9,7 +9,7 @@ from tools.cluster.nodes import table
 from tools.cluster.snapshot import CLAIMS, CRD, JOBS, OPERATOR_WEBHOOK, SLICES, Snapshot
 from tools.cluster.spec import Spec
 from tools.facts.node_labels import HEALTH
-from tools.kube.manifests import Object
+from tools.kube import Object
 
 FSX = "fsx.csi.aws.com"
 CLAIM = "trainyard"

@@ -11,10 +11,9 @@ from tools.cluster.inventory import Resource, control_plane_price, instance_pric
 from tools.cluster.nodes import INSTANCE_TYPE
 from tools.cluster.snapshot import collect
 from tools.cluster.spec import CLUSTER_NAME, NAMESPACE, REGION, Spec
-from tools.core.errors import UserError
+from tools.core import UserError
 from tools.facts.instances import HYPERPOD_PREFIX
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Object
+from tools.kube import Kubectl, Object
 
 # `aws eks update-kubeconfig` calls the cluster by its ARN.
 ARN = re.compile(r"arn:[\w-]{3,30}:eks:(?P<region>[\w-]{3,40}):\d{12}:cluster/(?P<name>[\w-]{1,100})")

@@ -10,9 +10,9 @@ from tools.cluster.eksctl import FILE
 from tools.cluster.ownership import describe_cluster, tags_of
 from tools.cluster.spec import SYSTEM, Spec
 from tools.cluster.steps import Say, Step
-from tools.core.errors import UserError
+from tools.core import UserError
 from tools.core.repo import shown
-from tools.kube.manifests import Object
+from tools.kube import Object
 
 # clusters/<name>/plugins installs the plugins: two for one resource would conflict in the kubelet.
 OWN_PLUGINS = ("--install-nvidia-plugin=false", "--install-neuron-plugin=false")

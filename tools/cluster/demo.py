@@ -15,11 +15,9 @@ from tools.cluster.machines import usable
 from tools.cluster.observe import DEFAULT_CLASS, is_default
 from tools.cluster.snapshot import CLASSES, CRD, JOBS, Snapshot
 from tools.cluster.steps import Step
-from tools.core import repo
-from tools.core.errors import UserError
+from tools.core import UserError, repo
+from tools.kube import Kubectl, Object, name_of
 from tools.kube.images import lists
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Object, name_of
 from tools.kube.selectors import labels_of
 from tools.workload.kinds import job_of
 

@@ -11,8 +11,7 @@ from tools.aws.policies import OWNER_TAG
 from tools.aws.session import AwsError, Session
 from tools.cluster.ownership import Row, tags_of
 from tools.cluster.spec import NODES, SYSTEM, Spec
-from tools.core.errors import UserError
-from tools.core.repo import did_you_mean
+from tools.core import UserError, did_you_mean
 from tools.facts.instances import HYPERPOD_PREFIX, INSTANCES
 
 # EKS's capacity types, and the words of cluster.env. Others need the id of a reservation.

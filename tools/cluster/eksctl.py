@@ -18,8 +18,7 @@ from tools.cluster import cells, service_accounts
 from tools.cluster.access import groups, policy_arn
 from tools.cluster.ownership import marks
 from tools.cluster.spec import ROLE, SYSTEM, NodeGroup, Spec
-from tools.core.errors import UserError
-from tools.core.repo import nearest
+from tools.core import UserError, nearest
 from tools.core.tables import filled, load
 from tools.facts.eks import ADDON_NAMES, ADDONS, VERSIONS
 

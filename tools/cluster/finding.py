@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.aws.session import AwsError
-from tools.core import output
-from tools.core.verdict import State, Verdict, worst
+from tools.core import State, Verdict, output, worst
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,8 @@ from decimal import Decimal
 from tools.cluster import machines
 from tools.cluster.machines import Machines
 from tools.cluster.spec import Spec
-from tools.core import output
-from tools.core.repo import nearest
-from tools.core.verdict import State, Verdict
-from tools.kube.manifests import Manifests, Object, name_of
+from tools.core import State, Verdict, nearest, output
+from tools.kube import Manifests, Object, name_of
 from tools.kube.quantity import plain, pod_requests
 from tools.kube.selectors import REQUIRED, labels_of, node_terms, wants
 from tools.workload import kinds

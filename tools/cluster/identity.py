@@ -20,9 +20,8 @@ from tools.cluster.finding import Finding, bad, good, run
 from tools.cluster.ownership import ACCOUNT_TAG, issuer_of, need_cluster
 from tools.cluster.service_accounts import ServiceAccount
 from tools.cluster.spec import Spec
-from tools.core import wait
+from tools.core import State, wait
 from tools.core.tables import filled, load
-from tools.core.verdict import State
 
 ANNOTATION = "eks.amazonaws.com/role-arn"
 AUDIENCE = "sts.amazonaws.com"

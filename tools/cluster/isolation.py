@@ -17,11 +17,9 @@ import yaml  # type: ignore[import-untyped]
 
 from tools.cells import kustomize
 from tools.cluster.finding import Finding, bad, good, unknown
-from tools.core import output, repo
-from tools.core.errors import UserError
+from tools.core import UserError, output, repo
 from tools.core.wait import settled
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Object
+from tools.kube import Kubectl, Object
 
 OPEN, NO_INGRESS, NO_EGRESS = 18081, 18082, 18083
 PORTS = tuple(map(str, (OPEN, NO_INGRESS, NO_EGRESS)))

@@ -12,9 +12,9 @@ from typing import Any
 
 from tools.aws.session import Session
 from tools.cluster.context import named
+from tools.core import UserError
 from tools.core.command_line import TooLarge, captured, operand
-from tools.core.errors import UserError
-from tools.kube.kubectl import Kubectl
+from tools.kube import Kubectl
 
 INSTALL = "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html"
 SECONDS = 120

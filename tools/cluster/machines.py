@@ -15,9 +15,9 @@ from decimal import Decimal
 from tools.cluster.cluster_env import Fact
 from tools.cluster.nodes import INSTANCE_TYPE, ZONE_LABEL
 from tools.cluster.spec import NODES, NodeGroup, Spec
-from tools.core.errors import UserError
+from tools.core import UserError
 from tools.facts.instances import EFA, HYPERPOD_PREFIX, INSTANCES, Instance
-from tools.kube.manifests import Object
+from tools.kube import Object
 from tools.kube.quantity import amounts, extended, plain, quantity
 from tools.kube.selectors import labels_of, untolerated
 

@@ -16,7 +16,7 @@ from tools.cluster.ownership import need_cluster
 from tools.cluster.snapshot import DAEMONS, Snapshot
 from tools.cluster.spec import Spec
 from tools.facts.instances import INSTANCES
-from tools.kube.manifests import Object
+from tools.kube import Object
 
 SSH = 22
 # FSx for Lustre user guide, file system access control: 988 and 1018-1023, between clients and servers.

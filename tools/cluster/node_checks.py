@@ -8,7 +8,7 @@ from tools.cluster.spec import Spec
 from tools.core.tables import load
 from tools.facts.instances import EFA, HYPERPOD_PREFIX, INSTANCES, Instance
 from tools.facts.node_labels import HEALTH
-from tools.kube.manifests import Object
+from tools.kube import Object
 
 # Conditions that the EKS node monitoring agent sets (EKS user guide, node health).
 AGENT_CONDITIONS = {"AcceleratedHardwareReady", "KernelReady", "NetworkingReady", "StorageReady"}

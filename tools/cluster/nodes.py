@@ -7,7 +7,7 @@ from tools.cluster.snapshot import Snapshot
 from tools.core.tables import load
 from tools.facts.instances import EFA, NEURON, NVIDIA
 from tools.facts.node_labels import DEEP, HEALTH, hyperpod_faults
-from tools.kube.manifests import Object
+from tools.kube import Object
 from tools.kube.quantity import amounts, pod_requests
 
 INSTANCE_TYPE, ZONE_LABEL = "node.kubernetes.io/instance-type", "topology.kubernetes.io/zone"

@@ -19,8 +19,7 @@ from tools.cluster.snapshot import CLAIMS, CLASSES, CRD, DAEMONS, DEPLOYMENTS, J
 from tools.cluster.spec import REGION, ZONE, Spec
 from tools.core.tables import load
 from tools.facts.instances import EFA, NEURON, NVIDIA
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Object, name_of
+from tools.kube import Kubectl, Object, name_of
 from tools.kube.selectors import labels_of
 from tools.workload.kinds import KINDS as JOB_KINDS
 

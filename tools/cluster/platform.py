@@ -26,8 +26,8 @@ from tools.cells.kustomize import Renderer
 from tools.cells.kustomize_graph import is_kustomization, reached
 from tools.cluster import cluster_env
 from tools.cluster.cluster_env import Fact
-from tools.core.errors import UserError
-from tools.core.repo import did_you_mean, nearest, shown
+from tools.core import UserError, did_you_mean, nearest
+from tools.core.repo import shown
 
 # In the order of application: drivers and operators, volumes, then what needs the types of the operators.
 PARTS = ("plugins", "storage", "queues")

@@ -8,7 +8,7 @@ from tools.aws.policies import Bucket, Place, Policy
 from tools.cells.kustomize_graph import reached
 from tools.cluster import cells
 from tools.cluster.spec import Spec
-from tools.core.errors import UserError
+from tools.core import UserError
 from tools.core.repo import shown
 from tools.kube import manifests
 

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.aws.retry_budget import Waiting
-from tools.core import foreign_files
-from tools.core.errors import UserError
+from tools.core import UserError, foreign_files
 from tools.core.repo import shown
 from tools.core.secret_patterns import masked
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Object
+from tools.kube import Kubectl, Object
 
 FILE = "cluster.json"
 CRD, OPERATOR_WEBHOOK = "customresourcedefinitions.apiextensions.k8s.io", "validatingwebhookconfigurations"

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from tools.cluster import cluster_env
 from tools.cluster.cluster_env import Fact
-from tools.core import tables
-from tools.core.errors import UserError
-from tools.core.repo import did_you_mean, nearest, shown
+from tools.core import UserError, did_you_mean, nearest, tables
+from tools.core.repo import shown
 from tools.facts.instances import Instance, instance
 
 NODES = "NODES_"

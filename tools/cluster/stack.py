@@ -20,10 +20,10 @@ from tools.aws.session import AwsError, Session
 from tools.cluster import ownership
 from tools.cluster.ownership import Evidence
 from tools.cluster.spec import Spec
-from tools.core.errors import UserError
+from tools.core import UserError
 from tools.core.tables import filled, load
 from tools.facts.instances import Instance
-from tools.kube.manifests import Object
+from tools.kube import Object
 
 # Families whose network card 0 has no EFA: 17 cards, 16 interfaces (DescribeInstanceTypes, recorded by moto).
 PLAIN_FIRST = ("p6-b300",)

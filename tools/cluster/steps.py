@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tools.core import repo
-from tools.core.errors import UserError
+from tools.core import UserError, repo
 
 LAST_LINES, LONGEST_LINE = 5, 65536  # characters
 INSTALL = {

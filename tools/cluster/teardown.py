@@ -11,8 +11,7 @@ from tools.aws.session import AwsError, Session
 from tools.cluster import inventory
 from tools.cluster.inventory import Resource
 from tools.cluster.spec import Spec
-from tools.core import wait
-from tools.core.errors import UserError
+from tools.core import UserError, wait
 from tools.core.tables import load
 
 POLL_SECONDS = 5.0

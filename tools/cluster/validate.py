@@ -14,12 +14,9 @@ from tools.cluster.component_checks import FIX, FSX
 from tools.cluster.finding import Finding, bad, good, unknown
 from tools.cluster.snapshot import CLAIMS, CRD, OPERATOR_WEBHOOK, SLICES, Snapshot
 from tools.cluster.spec import Spec
-from tools.core import output, repo, wait
-from tools.core.errors import UserError
+from tools.core import State, UserError, output, repo, wait
 from tools.core.tables import filled, load
-from tools.core.verdict import State
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Object
+from tools.kube import Kubectl, Object
 
 NAMESPACE = "base/plugins/namespace"
 # The permissions to submit, watch and end a job (base/pytorchjob, yard job).

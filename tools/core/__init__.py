@@ -1,0 +1,8 @@
+"""Errors, output, verdicts, paths and waiting: what every other package builds on."""
+
+from tools.core.errors import UserError
+from tools.core.repo import did_you_mean, nearest
+from tools.core.timestamps import duration, moment
+from tools.core.verdict import State, Verdict, worst
+
+__all__ = ["State", "UserError", "Verdict", "did_you_mean", "duration", "moment", "nearest", "worst"]

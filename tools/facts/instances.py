@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tools.core.errors import UserError
-from tools.core.repo import did_you_mean
+from tools.core import UserError, did_you_mean
 from tools.core.tables import load
 
 HYPERPOD_PREFIX = "ml."

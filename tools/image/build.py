@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tools import __version__
-from tools.core import output, repo, secret_patterns
-from tools.core.errors import UserError
+from tools.core import UserError, output, repo, secret_patterns
 from tools.image import tags
 from tools.image.build_failures import Cause, cause
 from tools.image.dockerfile import context, dockerignore

@@ -12,8 +12,7 @@ from typing import Any, Self
 
 from tools.aws.policies import VERSION
 from tools.aws.session import AwsError, Session
-from tools.core import wait
-from tools.core.errors import UserError
+from tools.core import UserError, wait
 from tools.core.tables import filled, load
 from tools.image import ecr
 from tools.image.engine import Say

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from tools.core.errors import UserError
-from tools.core.verdict import State, Verdict
+from tools.core import State, UserError, Verdict
 from tools.image.dockerfile import parse
 from tools.image.dockerfile.parse import Instruction, Stage
 from tools.image.rules.evaluate import verdicts

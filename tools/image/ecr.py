@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from tools.aws.session import Session
-from tools.core.errors import UserError
+from tools.core import UserError
 from tools.image.engine import Engine, Say
 
 NAME = r"[a-z0-9]+(?:[._/-]+[a-z0-9]+)*"  # of a repository; it holds no character of IAM's patterns

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tools.core import UserError
 from tools.core.command_line import TooLarge, captured, operand
-from tools.core.errors import UserError
 from tools.core.tables import load
 
 SECONDS = 60  # for one command

@@ -15,10 +15,8 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from tools.core import repo
-from tools.core.errors import UserError
+from tools.core import State, UserError, Verdict, repo, worst
 from tools.core.tables import load
-from tools.core.verdict import State, Verdict, worst
 from tools.image.dockerfile import dockerignore
 from tools.image.dockerfile.packages import entries, requirement
 from tools.image.draft import Draft, Texts, Unsafe, plain, unified_diff, with_endings

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools import __version__
-from tools.core import secret_patterns
-from tools.core.errors import UserError
+from tools.core import UserError, secret_patterns
 from tools.image import build, registry, tags
 from tools.image.dockerfile import context, dockerignore
 from tools.image.engine import Engine, Image, Say

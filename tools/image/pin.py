@@ -8,8 +8,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tools.core import repo
-from tools.core.errors import UserError
+from tools.core import UserError, repo
 from tools.image.build import NAMESPACE
 
 FILE = Path("overlays/images/kustomization.yaml")

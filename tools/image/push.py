@@ -2,8 +2,8 @@
 
 import re
 
+from tools.core import UserError
 from tools.core.command_line import operand
-from tools.core.errors import UserError
 from tools.core.tables import load
 from tools.image import ecr, registry
 from tools.image.build import load_record

@@ -3,8 +3,8 @@
 import json
 import re
 
+from tools.core import UserError
 from tools.core.command_line import operand
-from tools.core.errors import UserError
 from tools.image.engine import Engine
 
 CANNOT_SEE = 3

@@ -16,8 +16,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from tools.aws.session import Session
-from tools.core import secret_patterns, wait
-from tools.core.errors import UserError
+from tools.core import UserError, secret_patterns, wait
 from tools.core.tables import load
 from tools.image import codebuild, ecr
 from tools.image.build import BuildFailed, Request, refuse_secrets, write_log

@@ -7,8 +7,8 @@ import re
 from pathlib import PurePosixPath
 from typing import Any
 
+from tools.core import Verdict
 from tools.core.tables import load, patterns
-from tools.core.verdict import Verdict
 from tools.image.dockerfile.parse import Instruction, Stage, unresolved
 from tools.image.draft import Draft, Unsafe, shell_of
 from tools.image.rules.rule import Subject

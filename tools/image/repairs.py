@@ -13,8 +13,8 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from tools.core import Verdict
 from tools.core.tables import load
-from tools.core.verdict import Verdict
 from tools.facts import compatibility
 from tools.image.dockerfile.packages import CONDAS, LOCKS, Package, Sources, entries, requirement
 from tools.image.dockerfile.parse import Instruction, Stage

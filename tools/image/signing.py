@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.core import State, UserError, Verdict
 from tools.core.command_line import operand
-from tools.core.errors import UserError
-from tools.core.verdict import State, Verdict
 from tools.image.engine import Engine, Say
 from tools.image.evidence import KINDS
 from tools.image.registry import DIGEST, split

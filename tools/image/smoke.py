@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.core import secret_patterns, wait
-from tools.core.errors import UserError
-from tools.core.verdict import State, Verdict
+from tools.core import State, UserError, Verdict, secret_patterns, wait
 from tools.image import trial_training
 from tools.image.engine import Engine, Image, Say
 from training.remote import container_probe

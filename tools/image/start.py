@@ -5,9 +5,8 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
-from tools.core import output
+from tools.core import UserError, output
 from tools.core.command_line import operand
-from tools.core.errors import UserError
 from tools.image.engine import Engine, failure
 from tools.simulator.node import Given, Image
 from tools.workload.workload import Workload

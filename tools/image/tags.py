@@ -5,8 +5,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from tools.core import UserError
 from tools.core.command_line import TooLarge, captured
-from tools.core.errors import UserError
 
 POLICIES = ("describe", "sha", "semver", "time")
 LARGEST = 16 * 2**20  # bytes of git's answer

@@ -15,9 +15,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tools.core import repo
+from tools.core import State, Verdict, repo
 from tools.core.tables import load
-from tools.core.verdict import State, Verdict
 from tools.core.wait import until
 from tools.image.engine import Engine, Image, Say
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, NoReturn
 
-from tools.core import command_line, foreign_files
-from tools.core.errors import UserError
+from tools.core import UserError, command_line, foreign_files
 from tools.core.wait import sparing
-from tools.job.snapshot.pod import JobPod
-from tools.kube.kubectl import Kubectl, failure, missing
+from tools.job.snapshot import JobPod
+from tools.kube import Kubectl
+from tools.kube.kubectl import failure, missing
 from training.remote import file_sender
 
 LONGEST_LINE = 65536  # bytes of a line of the protocol

@@ -7,16 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 from tools.job import ranks
 from tools.job.diagnosis import node_health
 from tools.job.diagnosis.resources import accelerators
-from tools.job.snapshot.pod import JobPod
+from tools.job.snapshot import JobPod, Snapshot
 from tools.job.snapshot.pod_exec import in_pod
-from tools.job.snapshot.snapshot import Snapshot
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Object
+from tools.kube import Kubectl, Object
 from training import remote
 
 AT_ONCE = 6

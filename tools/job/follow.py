@@ -4,17 +4,16 @@ import re
 import time
 from collections.abc import Callable
 
-from tools.core.errors import UserError
+from tools.core import UserError
 from tools.core.wait import until
 from tools.job.diagnosis.admission import is_over
 from tools.job.diagnosis.cause import Cause
 from tools.job.diagnosis.explain import Explanation, explain
 from tools.job.metrics import progress
 from tools.job.metrics.series import Record
+from tools.job.snapshot import LiveJob, Snapshot
 from tools.job.snapshot.collect import collect
-from tools.job.snapshot.live_job import LiveJob
-from tools.job.snapshot.snapshot import Snapshot
-from tools.kube.kubectl import Kubectl
+from tools.kube import Kubectl
 from tools.workload.workload import Workload
 
 STANDS = 6.0  # seconds that a cause must last: kubelets and controllers need a moment

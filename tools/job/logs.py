@@ -6,13 +6,11 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tools.core.errors import UserError
+from tools.core import UserError
 from tools.job.diagnosis import log_causes
-from tools.job.snapshot import log_lines
-from tools.job.snapshot.log_lines import Line
-from tools.job.snapshot.pod import JobPod
+from tools.job.snapshot import JobPod, Line, log_lines
 from tools.job.snapshot.pod_exec import in_pod
-from tools.kube.kubectl import Kubectl
+from tools.kube import Kubectl
 
 BEFORE = 5  # lines printed before a failure
 AFTER = 15

@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tools.cells import kustomize, locate
-from tools.core import repo
-from tools.core.errors import UserError
-from tools.core.verdict import State, Verdict
+from tools.core import State, UserError, Verdict, repo
 from tools.facts.bandwidth import Measured, measured
 from tools.facts.instances import EFA, HYPERPOD_PREFIX, INSTANCE_LABEL, INSTANCES
 from tools.job import submit
@@ -15,8 +13,8 @@ from tools.job.diagnosis.performance import OFI, SOCKET
 from tools.job.follow import follow
 from tools.job.snapshot import lookup
 from tools.job.snapshot.pod import template_specs
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Manifests, parse
+from tools.kube import Kubectl, Manifests
+from tools.kube.manifests import parse
 from tools.kube.quantity import amount
 from tools.kube.selectors import node_terms
 from tools.workload import kinds

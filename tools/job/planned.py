@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from tools.cells import outlook
-from tools.core.errors import UserError
+from tools.core import UserError
 from tools.job.metrics.series import Record
-from tools.job.snapshot.snapshot import Snapshot
-from tools.kube.manifests import Object
+from tools.job.snapshot import Snapshot
+from tools.kube import Object
 from tools.plan.outlook import Plan
 from training.config import Config, ConfigError
 

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 from typing import IO
 
-from tools.job.snapshot.pod import JobPod
-from tools.kube.kubectl import Kubectl, failure, missing
-from tools.kube.manifests import Object
+from tools.job.snapshot import JobPod
+from tools.kube import Kubectl, Object
+from tools.kube.kubectl import failure, missing
 
 SECONDS = 120.0  # for one answer
 LONGEST = 4 << 20  # bytes of an answer

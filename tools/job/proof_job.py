@@ -14,16 +14,12 @@ from typing import Any
 
 from tools.cells import knobs
 from tools.cluster.inventory import INSTANCE_PRICES
-from tools.core import command_line, output
-from tools.core.errors import UserError
+from tools.core import UserError, command_line, output
 from tools.core.wait import sparing, until
 from tools.job import stop, submit
 from tools.job.pod_talk import PodTalk
-from tools.job.snapshot import lookup
-from tools.job.snapshot.live_job import LiveJob
-from tools.job.snapshot.pod import JobPod
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Manifests, name_of
+from tools.job.snapshot import JobPod, LiveJob, lookup
+from tools.kube import Kubectl, Manifests, name_of
 from tools.prove import pods, run
 from tools.prove.trials import Options
 from tools.workload import kinds

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-from tools.core.errors import UserError
+from tools.core import UserError
 from tools.job.metrics import progress
 from tools.job.metrics.series import from_log
-from tools.job.snapshot import log_lines
-from tools.job.snapshot.pod import JobPod
-from tools.job.snapshot.snapshot import Log, Snapshot
+from tools.job.snapshot import JobPod, Snapshot, log_lines
+from tools.job.snapshot.snapshot import Log
 
 
 @dataclass(frozen=True)

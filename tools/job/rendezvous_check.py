@@ -6,19 +6,14 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tools.core import repo
+from tools.core import State, UserError, Verdict, repo
 from tools.core.command_line import selector
-from tools.core.errors import UserError
 from tools.core.tables import load
-from tools.core.verdict import State, Verdict
 from tools.core.wait import settled
 from tools.job.diagnosis.hangs import admits
+from tools.job.snapshot import JobPod, Snapshot
 from tools.job.snapshot.log_lines import last_line
-from tools.job.snapshot.pod import JobPod
-from tools.job.snapshot.snapshot import Snapshot
-from tools.kube import network_policy
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Object, name_of
+from tools.kube import Kubectl, Object, name_of, network_policy
 from tools.kube.selectors import selects
 from tools.workload.operator_pods import DEFAULT_PORT
 

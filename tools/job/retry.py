@@ -9,19 +9,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tools.cells.trainer_config import config_texts
-from tools.core import foreign_files, output, repo
-from tools.core.errors import UserError
+from tools.core import State, UserError, foreign_files, output, repo
 from tools.core.tables import load
-from tools.core.verdict import State
 from tools.job import stop, submit, submitted
 from tools.job.diagnosis.explain import Explanation
 from tools.job.diagnosis.resources import accelerators
-from tools.job.snapshot import lookup
+from tools.job.snapshot import Snapshot, lookup
 from tools.job.snapshot.pod import template_specs
-from tools.job.snapshot.snapshot import Snapshot
 from tools.job.submit import Applied
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Manifests, Object, name_of
+from tools.kube import Kubectl, Manifests, Object, name_of
 from tools.workload import kinds
 
 LEDGER = "trainyard/attempts"  # annotation of the job: its failed attempts as JSON

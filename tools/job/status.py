@@ -2,16 +2,15 @@
 
 from dataclasses import dataclass
 
-from tools.core import output
-from tools.core.timestamps import duration, moment
+from tools.core import duration, moment, output
 from tools.job import planned, ranks
 from tools.job.metrics import progress, series
 from tools.job.metrics.progress import Progress
 from tools.job.metrics.series import Record
+from tools.job.snapshot import JobPod, Snapshot
 from tools.job.snapshot.live_job import title
-from tools.job.snapshot.pod import JobPod
-from tools.job.snapshot.snapshot import Snapshot, event_time
-from tools.kube.manifests import Object
+from tools.job.snapshot.snapshot import event_time
+from tools.kube import Object
 from tools.workload.workload import Workload
 
 SILENT, SILENT_STEPS = 120.0, 10  # seconds, and step times, without a step: the remaining time is unknown

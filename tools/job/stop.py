@@ -7,15 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tools.core import command_line, output
-from tools.core.errors import UserError
+from tools.core import UserError, command_line, output
 from tools.core.tables import filled, load
 from tools.core.wait import sparing, until
+from tools.job.snapshot import JobPod, LiveJob
 from tools.job.snapshot.kinds import NOT_READ
-from tools.job.snapshot.live_job import LiveJob
-from tools.job.snapshot.pod import JobPod, template_specs
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Object, name_of
+from tools.job.snapshot.pod import template_specs
+from tools.kube import Kubectl, Object, name_of
 from tools.workload import kinds
 from tools.workload.volcano import VolcanoJob
 

@@ -5,15 +5,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from tools.cells.knobs import Knobs
-from tools.core.errors import UserError
-from tools.core.verdict import State
-from tools.job.snapshot import lookup
-from tools.job.snapshot.live_job import EVERY, LiveJob, kind_of
-from tools.job.snapshot.pod import JobPod, claim_names, template_specs
+from tools.core import State, UserError
+from tools.job.snapshot import JobPod, LiveJob, lookup
+from tools.job.snapshot.live_job import EVERY, kind_of
+from tools.job.snapshot.pod import claim_names, template_specs
 from tools.job.snapshot.references import needed
+from tools.kube import Kubectl, Manifests, Object, name_of
 from tools.kube.images import is_local, lists
-from tools.kube.kubectl import Kubectl, failure, foreign, is_named
-from tools.kube.manifests import Manifests, Object, name_of
+from tools.kube.kubectl import failure, foreign, is_named
 from tools.kube.selectors import wants
 from tools.preflight.evaluate import evaluate
 from tools.prove import proofs

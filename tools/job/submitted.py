@@ -13,15 +13,15 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from tools.core import repo
-from tools.core.errors import UserError
+from tools.core import UserError, repo
 from tools.core.secret_patterns import mask, masked
 from tools.core.tables import filled, load
-from tools.job.snapshot.live_job import LiveJob, kind_of
+from tools.job.snapshot import LiveJob
+from tools.job.snapshot.live_job import kind_of
 from tools.job.snapshot.pod import template_specs
 from tools.job.snapshot.references import needed
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Manifests, Object, name_of, parse
+from tools.kube import Kubectl, Manifests, Object, name_of
+from tools.kube.manifests import parse
 from tools.workload.workload import Workload
 
 MANIFEST, FACTS = "manifest.yaml", "submitted.json"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tools.cells.knobs import Knobs
-from tools.core.errors import UserError
+from tools.core import UserError
 
 MOST = 64  # jobs of one sweep
 EXAMPLE = "--sweep train.learning_rate=1e-4,3e-4"

@@ -17,14 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.core import command_line, output
-from tools.core.errors import UserError
+from tools.core import UserError, command_line, output
 from tools.core.wait import until
 from tools.job.pod_talk import PodTalk
-from tools.job.snapshot.live_job import LiveJob
-from tools.job.snapshot.pod import JobPod
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Manifests, Object
+from tools.job.snapshot import JobPod, LiveJob
+from tools.kube import Kubectl, Manifests, Object
 from tools.simulator.prefixes import AGENT, ENTRYPOINTS, behind_prefixes
 from tools.workload import kinds
 from training.remote import code_writer

@@ -9,16 +9,16 @@ import urllib.request
 from collections.abc import Callable, Iterator
 
 from tools.cells import kustomize
-from tools.core import repo
+from tools.core import UserError, repo
 from tools.core.command_line import selector
-from tools.core.errors import UserError
 from tools.core.tables import load
 from tools.core.wait import settled, sparing, until
 from tools.job import submit
-from tools.job.snapshot.pod import JobPod, claim_names, first_template
+from tools.job.snapshot import JobPod
+from tools.job.snapshot.pod import claim_names, first_template
 from tools.job.submit import Applied
-from tools.kube.kubectl import Kubectl, missing
-from tools.kube.manifests import Manifests, Object
+from tools.kube import Kubectl, Manifests, Object
+from tools.kube.kubectl import missing
 from tools.workload.workload import Workload
 
 NAME = "tensorboard"

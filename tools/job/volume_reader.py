@@ -6,13 +6,11 @@ import uuid
 from collections.abc import Callable, Iterator
 
 from tools.cells import kustomize
-from tools.core import repo
-from tools.core.errors import UserError
+from tools.core import UserError, repo
 from tools.core.wait import settled
-from tools.job.snapshot.pod import RUN_VARIABLE, JobPod, first_template
-from tools.job.snapshot.snapshot import Snapshot
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Object, name_of
+from tools.job.snapshot import JobPod, Snapshot
+from tools.job.snapshot.pod import RUN_VARIABLE, first_template
+from tools.kube import Kubectl, Object, name_of
 from tools.workload.workload import Workload
 
 SECONDS = 180.0  # until it runs: an image may have to be pulled

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.core import command_line
-from tools.core.errors import UserError
+from tools.core import UserError, command_line
 from tools.core.tables import load
 
 SECONDS = 60  # limit of a single command

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import yaml  # type: ignore[import-untyped]
 from yaml.constructor import ConstructorError  # type: ignore[import-untyped]
 
-from tools.core.errors import UserError
+from tools.core import UserError
 from training.config import bounds
 from training.run.files import read_bounded
 

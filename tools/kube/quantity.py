@@ -7,7 +7,7 @@ import re
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from tools.core.errors import UserError
+from tools.core import UserError
 from tools.kube.manifests import Object
 
 UNITS = {

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.cells.knobs import name_after
-from tools.core import output, repo
-from tools.core.errors import UserError
+from tools.core import UserError, output, repo
 from tools.local import report
 from tools.local.job import LocalJob
 from training.checkpoint.layout import committed_steps, newest_committed

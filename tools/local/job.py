@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 
 from tools.cells.knobs import Knobs
 from tools.cells.trainer_config import load_config
-from tools.core import repo
-from tools.core.errors import UserError
-from tools.core.verdict import State, Verdict
-from tools.kube.manifests import Manifests
+from tools.core import State, UserError, Verdict, repo
+from tools.kube import Manifests
 from tools.simulator import volumes, wiring
 from tools.simulator.local_pod import LocalPod, local_pods
 from tools.simulator.supervisor import Success

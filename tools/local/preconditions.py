@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.cells import locate
-from tools.core import repo
-from tools.core.errors import UserError
+from tools.core import UserError, repo
 from tools.local import report
 from tools.simulator.local_pod import ADDRESS, LocalPod
 from training.checkpoint.layout import newest_committed

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.core import output, repo
-from tools.core.errors import UserError
+from tools.core import UserError, output, repo
 from tools.local.job import LocalJob
 from tools.simulator import supervisor
 from tools.simulator.supervisor import Outcome

@@ -8,8 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tools.core import output, processes, repo
-from tools.core.errors import UserError
+from tools.core import UserError, output, processes, repo
 from tools.local import earlier, preconditions, report
 from tools.local.job import LocalJob, at_port
 from tools.simulator import volumes

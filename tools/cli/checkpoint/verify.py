@@ -5,8 +5,7 @@ from typing import Any
 
 from tools.cli.checkpoint._trainer import about, size
 from tools.cli.sample import run_directory
-from tools.core import output
-from tools.core.verdict import State, Verdict
+from tools.core import State, Verdict, output
 
 
 def command(run: str | None, name: str | None, step: int | None, key: Path | None, as_json: bool) -> int:

@@ -8,9 +8,8 @@ from tools.cli._parameters import shared
 from tools.cluster import context as contexts
 from tools.cluster import spec as specs
 from tools.cluster.cluster_env import Fact
-from tools.core import repo
-from tools.core.errors import UserError
-from tools.kube.kubectl import Kubectl
+from tools.core import UserError, repo
+from tools.kube import Kubectl
 
 
 @shared

@@ -7,8 +7,7 @@ from tools.aws.session import Session
 from tools.cli.cluster import _options
 from tools.cluster import access
 from tools.cluster.spec import NAMESPACE, Spec
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 
 
 @_options.cluster_and_account

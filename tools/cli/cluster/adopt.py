@@ -4,7 +4,7 @@ from tools.aws.session import Session
 from tools.cli.cluster import _options
 from tools.cli.cluster.create import execute
 from tools.cluster.spec import Spec
-from tools.core.errors import UserError
+from tools.core import UserError
 
 
 @_options.cluster_and_account

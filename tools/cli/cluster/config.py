@@ -6,8 +6,7 @@ from tools.aws.session import Session
 from tools.cli.cluster import _options
 from tools.cluster import eksctl, offers
 from tools.cluster.spec import Spec
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 from tools.core.repo import shown
 
 

@@ -6,7 +6,7 @@ from tools.cluster import context as contexts
 from tools.cluster import inventory
 from tools.cluster.spec import Spec
 from tools.core import output
-from tools.kube.kubectl import Kubectl
+from tools.kube import Kubectl
 
 UNSEEN = "the API server does not show gateways, load balancers, disks, file systems and other machines"
 

@@ -7,8 +7,7 @@ from tools.cli.cluster import _options
 from tools.cli.cluster.cost import words
 from tools.cluster import inventory, teardown
 from tools.cluster.spec import Spec
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 
 
 @_options.cluster_and_account

@@ -7,9 +7,7 @@ from tools.aws.session import Session
 from tools.cli.cluster import _options
 from tools.cluster import finding, identity, service_accounts
 from tools.cluster.spec import Spec
-from tools.core import output
-from tools.core.errors import UserError
-from tools.core.verdict import State
+from tools.core import State, UserError, output
 
 
 @_options.cluster_and_account

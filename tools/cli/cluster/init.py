@@ -6,8 +6,7 @@ from tools.cluster import spec as specs
 from tools.cluster.cluster_env import FILE
 from tools.cluster.discover import Found
 from tools.cluster.spec import Spec
-from tools.core import output, repo
-from tools.core.errors import UserError
+from tools.core import UserError, output, repo
 
 
 def command(

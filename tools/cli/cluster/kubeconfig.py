@@ -4,8 +4,7 @@ from tools.aws.session import Session
 from tools.cli.cluster import _options
 from tools.cluster import kubeconfig
 from tools.cluster.spec import Spec
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 
 
 @_options.cluster_and_account

@@ -5,7 +5,7 @@ from tools.cli.cluster import _options
 from tools.cluster import finding, network, snapshot
 from tools.cluster.spec import Spec
 from tools.core import output
-from tools.kube.kubectl import Kubectl
+from tools.kube import Kubectl
 
 
 @_options.cluster_or_context

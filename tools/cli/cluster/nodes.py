@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from tools.cluster import nodes, snapshot
-from tools.core import output
-from tools.core.errors import UserError
-from tools.kube.kubectl import Kubectl
+from tools.core import UserError, output
+from tools.kube import Kubectl
 
 HEADS = ("node", "ready", "instance", "zone", "devices", "efa", "pods", "health")
 

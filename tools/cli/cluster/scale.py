@@ -4,9 +4,7 @@ from tools.aws.session import Session
 from tools.cli.cluster import _options
 from tools.cluster import inventory
 from tools.cluster.spec import Spec
-from tools.core import output
-from tools.core.errors import UserError
-from tools.core.repo import did_you_mean
+from tools.core import UserError, did_you_mean, output
 
 
 @_options.cluster_and_account

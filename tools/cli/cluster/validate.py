@@ -7,9 +7,8 @@ from tools.cli.cluster import _options
 from tools.cluster import bucket, finding, snapshot, validate
 from tools.cluster.finding import Finding
 from tools.cluster.spec import Spec
-from tools.core import output
-from tools.core.errors import UserError
-from tools.kube.kubectl import Kubectl
+from tools.core import UserError, output
+from tools.kube import Kubectl
 
 
 @_options.cluster_and_context

@@ -3,8 +3,7 @@
 from tools.aws.session import Session
 from tools.cli.cluster import _options
 from tools.cluster import offers
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 from tools.facts.instances import instance
 
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tools.core import repo
-from tools.core.errors import UserError
+from tools.core import UserError, repo
 
 
 def chosen(datasets: tuple[Path, ...]) -> list[Path]:

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.cli.data._datasets import chosen
-from tools.core import output, repo
-from tools.core.verdict import State, Verdict
+from tools.core import State, Verdict, output, repo
 
 
 def command(datasets: tuple[Path, ...], as_json: bool) -> int:

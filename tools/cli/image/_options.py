@@ -5,9 +5,7 @@ from collections.abc import Sequence
 import click
 
 from tools import __version__
-from tools.core import output
-from tools.core.errors import UserError
-from tools.core.verdict import Verdict, worst
+from tools.core import UserError, Verdict, output, worst
 from tools.image import registry, smoke, tags
 from tools.image.build import NAMESPACE, load_record
 from tools.image.engine import Engine

@@ -8,8 +8,7 @@ import click
 from tools import __version__
 from tools.aws.session import Session
 from tools.cli.image._options import TAG_FROM, arguments, exit_code, run_tests
-from tools.core import output, repo
-from tools.core.verdict import State, Verdict
+from tools.core import State, Verdict, output, repo
 from tools.image import build, codebuild, evidence, push, registry, remote_build, smoke, tags
 from tools.image.dockerfile import context
 from tools.image.engine import Engine

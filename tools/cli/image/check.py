@@ -1,8 +1,7 @@
 """Check a Dockerfile before it is built: matching versions, pins, secrets, user, signals."""
 
 from tools.cli.image._options import arguments
-from tools.core import output, repo
-from tools.core.verdict import State
+from tools.core import State, output, repo
 from tools.facts.instances import instance
 from tools.image.rules.evaluate import Result, Target, evaluate, find, subject
 from tools.image.rules.rule import rule

@@ -3,8 +3,7 @@
 import click
 
 from tools.cli.image._options import arguments, exit_code
-from tools.core import output, repo
-from tools.core.verdict import Verdict
+from tools.core import Verdict, output, repo
 from tools.image import smoke
 from tools.image.engine import Engine
 from tools.image.fix import fix

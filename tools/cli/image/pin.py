@@ -1,8 +1,7 @@
 """Make every cell run one image by its digest, written into overlays/images/kustomization.yaml."""
 
 from tools.cli.image._options import pushed
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 from tools.image import pin, registry
 from tools.image.engine import Engine
 

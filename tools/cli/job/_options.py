@@ -3,7 +3,7 @@
 from typing import Any
 
 from tools.cli._parameters import shared
-from tools.kube.kubectl import Kubectl
+from tools.kube import Kubectl
 
 
 @shared

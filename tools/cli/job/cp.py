@@ -4,11 +4,10 @@ import errno
 from pathlib import Path
 
 from tools.cli.job import _options
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 from tools.job import copy, volume_reader
 from tools.job.snapshot import collect
-from tools.kube.kubectl import Kubectl
+from tools.kube import Kubectl
 
 
 @_options.cluster

@@ -3,11 +3,10 @@
 import itertools
 
 from tools.cli.job import _options
-from tools.core import output
-from tools.core.verdict import State, Verdict, worst
+from tools.core import State, Verdict, output, worst
 from tools.job import rendezvous_check, status
 from tools.job.snapshot import collect
-from tools.kube.kubectl import Kubectl
+from tools.kube import Kubectl
 
 
 @_options.cluster

@@ -6,7 +6,7 @@ from tools.cli.job import _options
 from tools.core import output
 from tools.job import devices, status
 from tools.job.snapshot import collect
-from tools.kube.kubectl import Kubectl
+from tools.kube import Kubectl
 
 
 @_options.cluster

@@ -4,13 +4,11 @@ import os
 import sys
 
 from tools.cli.job import _options
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 from tools.job.ranks import pod_of
-from tools.job.snapshot import collect
-from tools.job.snapshot.pod import JobPod
-from tools.job.snapshot.snapshot import Snapshot
-from tools.kube.kubectl import Kubectl, missing
+from tools.job.snapshot import JobPod, Snapshot, collect
+from tools.kube import Kubectl
+from tools.kube.kubectl import missing
 
 
 @_options.cluster

@@ -3,13 +3,11 @@
 from datetime import UTC, datetime
 
 from tools.cli.job import _options
-from tools.core import output
-from tools.core.timestamps import duration, moment
+from tools.core import duration, moment, output
 from tools.job import status
-from tools.job.snapshot import lookup
-from tools.job.snapshot.live_job import LiveJob
-from tools.kube.kubectl import CANNOT_SEE, Kubectl
-from tools.kube.manifests import Object
+from tools.job.snapshot import LiveJob, lookup
+from tools.kube import Kubectl, Object
+from tools.kube.kubectl import CANNOT_SEE
 
 
 @_options.cluster

@@ -8,15 +8,12 @@ from typing import Any
 import click
 
 from tools.cli.job import _options
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 from tools.job import logs, volume_reader
 from tools.job.logs import Wanted
 from tools.job.ranks import pod_of
-from tools.job.snapshot import collect
-from tools.job.snapshot.log_lines import Line
-from tools.job.snapshot.pod import JobPod
-from tools.kube.kubectl import Kubectl
+from tools.job.snapshot import JobPod, Line, collect
+from tools.kube import Kubectl
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from tools.cli.job import _options
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 from tools.job.metrics import sources
 from tools.job.metrics.series import COLUMNS
-from tools.kube.kubectl import Kubectl
+from tools.kube import Kubectl
 from training.neuron import compile_log
 from training.neuron.compile_log import Summary
 

@@ -3,12 +3,10 @@
 from pathlib import Path
 
 from tools.cli.job import _options
-from tools.core import output
-from tools.core.errors import UserError
-from tools.core.verdict import worst
+from tools.core import UserError, output, worst
 from tools.job import nccl_test, submit
 from tools.job.snapshot import lookup
-from tools.kube.kubectl import Kubectl
+from tools.kube import Kubectl
 from tools.workload import kinds
 
 SUMS = {True: "right", False: "WRONG", None: "sums not checked"}

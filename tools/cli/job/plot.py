@@ -7,11 +7,10 @@ from typing import Any
 import click
 
 from tools.cli.job import _options
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 from tools.job.metrics import plot, series, sources
 from tools.job.metrics.series import RunMetrics
-from tools.kube.kubectl import Kubectl
+from tools.kube import Kubectl
 
 WIDEST = 110  # columns of a chart
 

@@ -1,11 +1,10 @@
 """Print the pod of rank 0, and the evidence for it."""
 
 from tools.cli.job import _options
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 from tools.job.ranks import rank_zero
 from tools.job.snapshot import collect
-from tools.kube.kubectl import Kubectl
+from tools.kube import Kubectl
 
 
 @_options.cluster

@@ -7,7 +7,7 @@ from tools.core import output
 from tools.job import retry
 from tools.job.diagnosis.explain import explain
 from tools.job.snapshot import collect
-from tools.kube.kubectl import Kubectl
+from tools.kube import Kubectl
 
 
 @_options.cluster

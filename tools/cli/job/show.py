@@ -4,15 +4,12 @@ from dataclasses import asdict
 
 from tools.cells import kustomize
 from tools.cli.job import _options
-from tools.core import output, repo
-from tools.core.errors import UserError
+from tools.core import UserError, output, repo
 from tools.gitops import check, flux_objects, git, render
 from tools.job import submitted
-from tools.job.snapshot import lookup
-from tools.job.snapshot.live_job import LiveJob
+from tools.job.snapshot import LiveJob, lookup
 from tools.job.submitted import Submitted
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import name_of
+from tools.kube import Kubectl, name_of
 
 FLUX = "kustomize.toolkit.fluxcd.io/name"
 

@@ -3,12 +3,12 @@
 import math
 
 from tools.cli.job import _options
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 from tools.core.wait import until
 from tools.job.snapshot import collect, lookup
 from tools.job.status import Status, lines
-from tools.kube.kubectl import CANNOT_SEE, Kubectl
+from tools.kube import Kubectl
+from tools.kube.kubectl import CANNOT_SEE
 
 EVERY = 5.0  # seconds between two snapshots of --watch
 

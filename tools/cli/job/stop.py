@@ -1,11 +1,10 @@
 """Stop a job: its pods save a checkpoint, then the job is suspended or deleted."""
 
 from tools.cli.job import _options
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 from tools.job import stop
 from tools.job.snapshot import lookup
-from tools.kube.kubectl import Kubectl
+from tools.kube import Kubectl
 
 
 @_options.cluster

@@ -10,16 +10,13 @@ from tools.cells.knobs import Knobs
 from tools.cli import _knobs
 from tools.cli.job import _options
 from tools.cli.plan import _shown
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 from tools.core.wait import sparing
 from tools.job import stop, submit, submitted, sweep, sync
 from tools.job.follow import Followed, follow
-from tools.job.snapshot import lookup
-from tools.job.snapshot.live_job import LiveJob
+from tools.job.snapshot import LiveJob, lookup
 from tools.job.submit import Applied
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Manifests, name_of
+from tools.kube import Kubectl, Manifests, name_of
 from tools.workload import kinds
 from training.config import ConfigError
 

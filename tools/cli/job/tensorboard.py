@@ -10,7 +10,7 @@ from tools.cli.job import _options
 from tools.core import output
 from tools.job import tensorboard
 from tools.job.snapshot import collect, lookup
-from tools.kube.kubectl import Kubectl
+from tools.kube import Kubectl
 
 
 @_options.cluster

@@ -5,8 +5,7 @@ from itertools import product
 
 from tools.cells import matrix
 from tools.cells import memory as cells_memory
-from tools.core import output, repo
-from tools.core.errors import UserError
+from tools.core import UserError, output, repo
 from tools.plan.memory import GIB, Estimate
 
 

@@ -4,10 +4,9 @@ import os
 import sys
 
 from tools.cli.job import _options
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 from tools.job.snapshot import lookup
-from tools.kube.kubectl import Kubectl
+from tools.kube import Kubectl
 from tools.stage import hub_token
 
 LONGEST = 4096

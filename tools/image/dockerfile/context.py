@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.core.errors import UserError
+from tools.core import UserError
 from tools.image.dockerfile import dockerignore
 
 GIB = 2**30

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.core.errors import UserError
+from tools.core import UserError
 from training.run.files import read_bounded
 
 LARGEST = 2**16  # bytes of a .dockerignore

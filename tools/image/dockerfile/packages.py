@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from tools.core.errors import UserError
+from tools.core import UserError
 from tools.core.tables import load
 from tools.image.dockerfile.parse import Dockerfile, Instruction, Stage
 from tools.image.dockerfile.shell_script import commands, program, script

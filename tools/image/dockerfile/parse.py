@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from dockerfile_parse import DockerfileParser
 
-from tools.core.errors import UserError
+from tools.core import UserError
 from tools.core.tables import load
 
 KNOWN = frozenset(load("image/tables.yaml")["instructions"])

@@ -5,10 +5,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tools.core import repo
-from tools.core.errors import UserError
+from tools.core import State, UserError, Verdict, repo, worst
 from tools.core.output import count
-from tools.core.verdict import State, Verdict, of_state, worst
+from tools.core.verdict import of_state
 from tools.facts.instances import Instance
 from tools.image.dockerfile import dockerignore
 from tools.image.dockerfile.parse import LARGEST, Dockerfile, parse

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from tools.job.snapshot.log_lines import Line
+from tools.job.snapshot import Line
 from training.run import trainer_logs
 from training.run.trainer_logs import RESTART
 

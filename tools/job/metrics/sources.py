@@ -10,18 +10,13 @@ from pathlib import Path
 from typing import IO, cast
 
 from tools.cells.kustomize_graph import is_kustomization
-from tools.core import output, repo
-from tools.core.errors import UserError
+from tools.core import UserError, output, repo
 from tools.core.wait import sparing
 from tools.job.metrics import series
 from tools.job.metrics.series import RunMetrics
-from tools.job.snapshot import collect, log_lines, lookup
-from tools.job.snapshot.live_job import LiveJob
-from tools.job.snapshot.log_lines import Line
-from tools.job.snapshot.pod import JobPod
+from tools.job.snapshot import JobPod, Line, LiveJob, Snapshot, collect, log_lines, lookup
 from tools.job.snapshot.pod_exec import in_pod
-from tools.job.snapshot.snapshot import Snapshot
-from tools.kube.kubectl import Kubectl
+from tools.kube import Kubectl
 from training.run import trainer_logs
 
 METRICS = "metrics.jsonl"

@@ -11,8 +11,7 @@ from tools.job.snapshot.pod import JobPod, claim_names, template_specs
 from tools.job.snapshot.queries import Queries, each
 from tools.job.snapshot.references import needed
 from tools.job.snapshot.snapshot import CURRENT, LARGEST_LOG, PREVIOUS, Log, Snapshot
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Object, name_of
+from tools.kube import Kubectl, Object, name_of
 from tools.workload.workload import Workload
 
 TAIL = 400  # lines of each log

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.job.snapshot.kinds import NOT_READ, OWNERS
-from tools.kube.manifests import Object, name_of
+from tools.kube import Object, name_of
 from tools.workload import kinds
 from tools.workload.workload import JobState, Workload
 

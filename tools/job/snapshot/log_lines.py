@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from tools.core.timestamps import moment
+from tools.core import moment
 from training.run.trainer_logs import LONGEST
 
 # The prefix of `kubectl logs --timestamps`.

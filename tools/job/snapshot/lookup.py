@@ -6,13 +6,12 @@ from pathlib import Path
 
 from tools.cells import locate
 from tools.cells.kustomize_graph import is_kustomization
-from tools.core.errors import UserError
-from tools.core.repo import nearest
+from tools.core import UserError, nearest
 from tools.job.snapshot.kinds import NOT_READ
 from tools.job.snapshot.live_job import EVERY, READ_KINDS, WRAPPERS, LiveJob, kind_of, kinds_called, title
 from tools.job.snapshot.queries import Queries
-from tools.kube.kubectl import CANNOT_SEE, Kubectl, failure, foreign
-from tools.kube.manifests import Manifests, Object, name_of
+from tools.kube import Kubectl, Manifests, Object, name_of
+from tools.kube.kubectl import CANNOT_SEE, failure, foreign
 from tools.workload import kinds
 from tools.workload.workload import Workload
 

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from tools.core.errors import UserError
-from tools.core.timestamps import moment
+from tools.core import UserError, moment
+from tools.kube import Object
 from tools.kube.kubectl import CANNOT_SEE
-from tools.kube.manifests import Object
 from tools.workload.pod import main_container
 from tools.workload.workload import Workload
 

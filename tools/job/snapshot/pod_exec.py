@@ -3,11 +3,10 @@
 import json
 from pathlib import Path
 
-from tools.core.errors import UserError
+from tools.core import UserError
 from tools.job.snapshot import run_answer
 from tools.job.snapshot.pod import RUN_VARIABLE, JobPod
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Object
+from tools.kube import Kubectl, Object
 from training.remote import run_probe
 
 

@@ -5,10 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from tools.core.errors import UserError
+from tools.core import UserError
 from tools.job.snapshot.live_job import kind_of
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Object
+from tools.kube import Kubectl, Object
 
 AT_ONCE = 6
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tools.kube.manifests import Object
+from tools.kube import Object
 
 _VOLUMES = (("ConfigMap", "configMap", "name"), ("Secret", "secret", "secretName"))
 

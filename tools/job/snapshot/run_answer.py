@@ -3,7 +3,7 @@
 from typing import Any
 
 from tools.core.tables import load
-from tools.kube.manifests import Object
+from tools.kube import Object
 
 LARGEST_INTEGER, LATEST = 2**53, 2e11  # the latest time that Python knows is 2.5e11 seconds
 SHAPE: dict[str, Any] = load("job/snapshot/run_answer.yaml")

@@ -6,7 +6,7 @@ from typing import Any
 
 from tools.core.secret_patterns import masked
 from tools.job.snapshot.kinds import OPERATOR_IMAGE
-from tools.kube.manifests import Object
+from tools.kube import Object
 
 LEFT_OUT = "left out"
 # The variables whose values the diagnosis and a reader need. Any other variable may hold a secret.

@@ -14,16 +14,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from tools.core import foreign_files
-from tools.core.errors import UserError
+from tools.core import UserError, foreign_files, moment
 from tools.core.secret_patterns import mask
-from tools.core.timestamps import moment
 from tools.job.snapshot import run_answer
 from tools.job.snapshot.kinds import RUNTIMES
 from tools.job.snapshot.live_job import LiveJob
 from tools.job.snapshot.pod import JobPod, template_specs
 from tools.job.snapshot.shareable import affinity_labels, clean, counted
-from tools.kube.manifests import Manifests, Object, name_of
+from tools.kube import Manifests, Object, name_of
 from tools.workload import kinds
 from tools.workload.workload import Workload
 

@@ -1,9 +1,7 @@
 """Check runs, cluster facts and Secrets in git before a push, offline."""
 
 from tools.cells import kustomize
-from tools.core import output, repo
-from tools.core.errors import UserError
-from tools.core.verdict import State, Verdict, worst
+from tools.core import State, UserError, Verdict, output, repo, worst
 from tools.gitops import check, flux_objects, git_secrets, live
 
 

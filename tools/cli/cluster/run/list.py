@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from tools.core import output, repo
-from tools.core.errors import UserError
+from tools.core import UserError, output, repo
 from tools.gitops import check, flux_objects, live
 from tools.gitops.run_file import RunFile
 
