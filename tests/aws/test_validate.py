@@ -42,7 +42,9 @@ def findings(objects: dict[str, list[Object]], **unseen: str) -> dict[str, Findi
 def test_a_complete_cluster_passes() -> None:
     found = findings(whole())
     assert {one.state for one in found.values()} == {State.PASS}, found
-    assert list(found) == [name for name, _, _ in validate.CHECKS if name not in ("auto-resume", "bucket")]
+    assert list(found) == [
+        name for name, _, _ in validate.CHECKS if name not in ("auto-resume", "bucket", "hyperpod operator")
+    ]
 
 
 def test_without_nodes_nothing_about_nodes_passes() -> None:
@@ -59,6 +61,12 @@ def take(objects: dict[str, list[Object]], *path: Any, value: Any = None) -> Non
     place[last] = value
 
 
+CONFIG_ERROR = {
+    "waiting": {
+        "reason": "CreateContainerConfigError",
+        "message": "container has runAsNonRoot and image will run as root",
+    }
+}
 FAULTS: list[tuple[str, tuple[Any, ...], Any, State, str]] = [
     ("nodes", ("nodes",), [], State.FAIL, "none of 0 nodes"),
     ("nodes", ("nodes", 0, "status", "conditions", 0, "status"), "False", State.WARN, "1 of 2"),
@@ -72,7 +80,19 @@ FAULTS: list[tuple[str, tuple[Any, ...], Any, State, str]] = [
     ("operator", (CRD,), [], State.FAIL, "is not served"),
     ("operator", (CRD, 0, "status"), {}, State.FAIL, "not established"),
     ("operator", (SLICES, 0, "endpoints", 0, "conditions", "ready"), False, State.FAIL, "does not answer"),
-    ("dns", (SLICES, 1, "endpoints"), [], State.FAIL, "no ready endpoint"),
+    ("operator", (CRD, 0, "metadata", "name"), "others", State.WARN, "only TrainJob is"),
+    ("controllers", (CRD, 2, "metadata", "name"), "others", State.FAIL, "without JobSets"),
+    ("controllers", (CRD, 3, "status"), {}, State.FAIL, "1 parts"),
+    ("controllers", (SLICES, 1, "endpoints"), [], State.FAIL, "1 parts"),
+    ("controllers", ("deployments.apps", 1, "status"), {}, State.FAIL, "1 parts"),
+    ("device plugins", ("pods", 0, "status", "containerStatuses", 0, "state"), CONFIG_ERROR, State.FAIL, "1 of 1 pods"),
+    ("device plugins", ("pods", 0, "status"), {"phase": "Pending"}, State.FAIL, "1 of 1 pods"),
+    ("queue", ("localqueues.kueue.x-k8s.io",), [], State.FAIL, "no LocalQueue"),
+    ("queue", ("clusterqueues.kueue.x-k8s.io", 0, "status"), {}, State.FAIL, "admits no job"),
+    ("queue", ("clusterqueues.kueue.x-k8s.io", 0, "spec", "stopPolicy"), "Hold", State.FAIL, "admits no job"),
+    ("queue", ("workloadpriorityclasses.kueue.x-k8s.io",), [], State.WARN, "trainyard-high and trainyard-low"),
+    ("queue", ("queues.scheduling.volcano.sh", 0, "status", "state"), "Closed", State.FAIL, "is Closed"),
+    ("dns", (SLICES, 2, "endpoints"), [], State.FAIL, "no ready endpoint"),
     ("fsx", ("csidrivers",), [], State.FAIL, "no CSI driver"),
     ("fsx", ("csinodes", 1, "spec", "drivers"), [], State.FAIL, "1 of 2 nodes do not serve"),
     (
@@ -107,6 +127,19 @@ def test_each_fault_is_found_by_its_own_check(
     assert found.remedy
 
 
+def test_a_device_plugin_and_a_full_node_are_told_with_what_to_do() -> None:
+    objects = whole()
+    take(objects, "pods", 0, "status", "containerStatuses", 0, "state", value=CONFIG_ERROR)
+    objects["nodes"][0]["status"]["allocatable"]["pods"] = "4"
+    found = findings(objects)
+    (line,) = found["device plugins"].evidence
+    assert line.startswith(
+        "kube-system/nvidia-device-plugin-a on a: CreateContainerConfigError: container has runAsNonRoot"
+    )
+    assert found["pods"].evidence == ["a: 2 of 4, wanted 5"]
+    assert found["pods"].remedy == "yard cluster network gpu --prefix-delegation on; then replace the nodes"
+
+
 def test_names_do_not_matter() -> None:
     """An operator with other names passes."""
     objects = whole()
@@ -122,7 +155,10 @@ def test_denied_kinds_are_unknown_and_not_failed() -> None:
     del objects["nodes"], objects[CRD]
     found = findings(objects, nodes="nodes is forbidden", **{CRD: "forbidden"})
     hidden = {name for name, one in found.items() if one.state is State.CANNOT_TELL}
-    assert hidden == {"nodes", "devices", "room", "efa", "operator", "fsx", "health agents", "pods"}
+    assert hidden == {
+        *("nodes", "devices", "room", "efa", "operator", "controllers", "queue", "fsx", "health agents", "pods"),
+        "hyperpod operator",
+    }
     assert not any(one.state is State.FAIL for one in found.values())
 
 
@@ -140,6 +176,26 @@ def test_hyperpods_labels_are_monitoring_and_problems() -> None:
     assert found["devices"].state is State.PASS
     assert "UnschedulablePendingReplacement (HyperPod replaces it" in found["nodes"].evidence[0]
     assert "deep health check: Failed (HyperPod reboots or replaces it" in found["nodes"].evidence[1]
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "kueue", "level", "outside"),
+    [
+        ("v1.33.5-eks-1", "v0.12.3", State.PASS, []),
+        ("v1.35.1-eks-1", "v0.12.2", State.WARN, ["kubernetes 1.35: documented are 1.28 to 1.33"]),
+        ("v1.32.9", "v0.19.2", State.WARN, ["kueue 0.19.2: documented are 0.12.2 to 0.12.3"]),
+    ],
+)
+def test_hyperpods_operator_is_held_against_its_documented_versions(
+    kubelet: str, kueue: str, level: State, outside: list[str]
+) -> None:
+    objects = whole()
+    objects[CRD].append({"metadata": {"name": "hyperpodpytorchjobs.sagemaker.amazonaws.com"}})
+    objects["nodes"][0]["status"]["nodeInfo"] = {"kubeletVersion": kubelet}
+    take(objects, "deployments.apps", 0, "spec", "template", "spec", "containers", 0, "image", value=f"kueue:{kueue}")
+    found = findings(objects)["hyperpod operator"]
+    assert found.state is level
+    assert level is State.PASS or found.evidence == outside
 
 
 def test_hyperpod_resumes_jobs_in_its_namespaces_only(change: Change) -> None:
@@ -238,7 +294,7 @@ def test_nodes_as_a_table(world: Callable[..., World], yard: Yard) -> None:
     first, second = json.loads(ran.out)
     assert ran.code == 0
     assert (first["devices"], first["devices_used"], second["devices_used"]) == (8, 8, 3), "with the sidecar"
-    assert (first["pods_used"], second["pods_used"], first["efa"]) == (1, 1, 32)
+    assert (first["pods_used"], second["pods_used"], first["efa"]) == (2, 1, 32)
     ill = copy.deepcopy(objects)
     ill["nodes"][1]["status"]["conditions"][2] |= {"status": "False", "reason": "NvidiaXID79Error"}
     world(ill, hidden=["pods"])

@@ -3,38 +3,176 @@
 A check that does not apply to the cluster returns None.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
+from packaging.version import Version
+
 from tools.cluster.finding import Finding, bad, good, unknown, warn
 from tools.cluster.node_checks import is_on_ec2
 from tools.cluster.nodes import table
-from tools.cluster.snapshot import CLAIMS, CRD, JOBS, OPERATOR_WEBHOOK, SLICES, Snapshot
+from tools.cluster.snapshot import (
+    CLAIMS,
+    CLUSTER_QUEUES,
+    CRD,
+    DAEMONS,
+    DEPLOYMENTS,
+    JOBS,
+    MUTATING,
+    OPERATOR_WEBHOOK,
+    PRIORITIES,
+    QUEUES,
+    SLICES,
+    VOLCANO_QUEUES,
+    Snapshot,
+    images,
+    last_word,
+)
 from tools.cluster.spec import Spec
+from tools.core.tables import load
+from tools.core.verdict import worst
+from tools.facts import compatibility
 from tools.facts.node_labels import HEALTH
 from tools.kube import Object
+from tools.kube.manifests import name_of
 
 FSX = "fsx.csi.aws.com"
-CLAIM = "trainyard"
+CLAIM = QUEUE = "trainyard"
+HYPERPOD_JOBS = "hyperpodpytorchjobs.sagemaker.amazonaws.com"
+KUEUE_CLASSES = ("trainyard-high", "trainyard-low")  # of base/plugins/kueue/queue
+CONTROLLERS: dict[str, dict[str, Any]] = load("cluster/tables.yaml")["controllers"]
 FIX = "yard cluster validate --fix"
 
 
-def operator(spec: Spec, snapshot: Snapshot) -> Finding:
-    """Check that the API server serves PyTorchJobs: the CRD is established, and its webhook has endpoints."""
+def operator(spec: Spec, snapshot: Snapshot) -> Finding | None:
+    """Check that the API server serves PyTorchJobs: the CRD is established, and its webhooks have endpoints."""
     crd = snapshot.find(CRD, JOBS)
     if crd is None:
+        if snapshot.find(CRD, CONTROLLERS["trainer"]["type"]):
+            return warn("operator", f"{JOBS} is not served, only TrainJob is", "--feature trainjob")
         return bad("operator", f"{JOBS} is not served", _apply(spec, "plugins", "training-operator"))
-    conditions = (crd.get("status") or {}).get("conditions") or []
-    if not any(one["type"] == "Established" and one["status"] == "True" for one in conditions):
+    if not _is_established(crd):
         return bad("operator", f"the CRD {JOBS} is not established", f"kubectl describe crd {JOBS}")
-    silent = [
-        f"{hook['name']}: {service['namespace']}/{service['name']} has no ready endpoint"
-        for configuration in snapshot.of(OPERATOR_WEBHOOK)
-        for hook in configuration.get("webhooks") or []
-        if (service := (hook.get("clientConfig") or {}).get("service")) and _is_about_jobs(hook)
-        if not _has_endpoint(snapshot, service["namespace"], service["name"])
-    ]
+    silent = _silent(snapshot, "kubeflow.org") + _without_replica(snapshot, ["training-operator"])
     if silent:
-        summary = "PyTorchJobs are served, but their webhook does not answer"
+        summary = "PyTorchJobs are served, but their webhook or controller does not answer"
         return bad("operator", summary, "wait, or check the pods of the operator", *silent)
     return good("operator", "PyTorchJobs are served, and their webhooks have endpoints")
+
+
+def controllers(spec: Spec, snapshot: Snapshot) -> Finding | None:
+    """Check Trainer, JobSet, Kueue and Volcano, where their types show that they are installed."""
+    served = {name: crd for name, row in CONTROLLERS.items() if (crd := snapshot.find(CRD, row["type"]))}
+    if "trainer" in served and "jobset" not in served:
+        remedy = "install JobSet, which Trainer makes its pods with"
+        return bad("controllers", "TrainJobs are served without JobSets", remedy)
+    ill = [
+        f"{name}: the CRD {name_of(crd)} is not established" for name, crd in served.items() if not _is_established(crd)
+    ]
+    for name in served:
+        row = CONTROLLERS[name]
+        silent = _silent(snapshot, row["group"]) + _without_replica(snapshot, row["images"])
+        ill += [f"{name}: {line}" for line in silent]
+    if ill:
+        return bad("controllers", f"{len(ill)} parts of controllers do not answer", "check their pods and events", *ill)
+    return good("controllers", f"{', '.join(served)}: types served, controllers running") if served else None
+
+
+def queue(spec: Spec, snapshot: Snapshot) -> Finding | None:
+    """Check the team's queue of Kueue with its priority classes, and that of Volcano, where these are installed."""
+    found = [*_kueue(spec, snapshot), *_volcano(snapshot)]
+    return next((one for one in found if one.state is worst(each.state for each in found)), None)
+
+
+def _kueue(spec: Spec, snapshot: Snapshot) -> Iterator[Finding]:
+    if snapshot.find(CRD, CLUSTER_QUEUES) is None:
+        return
+    hidden = [snapshot.unseen[kind] for kind in (QUEUES, CLUSTER_QUEUES, PRIORITIES) if kind in snapshot.unseen]
+    local = snapshot.find(QUEUES, QUEUE, spec.namespace)
+    if local is None:
+        remedy = _apply(spec, "queues" if spec.context is None else "plugins", "kueue/queue")
+        summary = f"Kueue is installed, and {spec.namespace} has no LocalQueue {QUEUE}"
+        yield unknown("queue", hidden[0]) if hidden else bad("queue", summary, remedy)
+        return
+    cluster = snapshot.find(CLUSTER_QUEUES, str((local.get("spec") or {}).get("clusterQueue")))
+    ill = [line for one in (local, cluster) if one for line in _inactive(one)]
+    known = {name_of(one) for one in snapshot.of(PRIORITIES)}
+    absent = [name for name in KUEUE_CLASSES if name not in known]
+    if ill:
+        yield bad("queue", "the team's queue admits no job", "kubectl describe clusterqueue", *ill)
+    elif hidden:
+        yield unknown("queue", hidden[0])
+    elif absent:
+        remedy = "apply base/plugins/kueue/queue again"
+        yield warn("queue", f"no WorkloadPriorityClass {' and '.join(absent)}", remedy)
+    else:
+        yield good("queue", f"{spec.namespace}/{QUEUE} admits jobs, and its priority classes exist")
+
+
+def _inactive(item: Object) -> list[str]:
+    """Return why a queue of Kueue admits nothing, in its controller's words."""
+    kinds = {one["type"]: one for one in (item.get("status") or {}).get("conditions") or []}
+    active = kinds.get("Active", {"status": "Unknown", "message": "its controller has not looked at it"})
+    held = (item.get("spec") or {}).get("stopPolicy") or "None"
+    lines = [] if active["status"] == "True" else [str(active.get("message") or active.get("reason"))]
+    lines += [f"stopPolicy is {held}"] if held != "None" else []
+    return [f"{item.get('kind', 'queue')} {name_of(item)}: {line}" for line in lines]
+
+
+def _volcano(snapshot: Snapshot) -> Iterator[Finding]:
+    if snapshot.find(CRD, VOLCANO_QUEUES) is None:
+        return
+    found = snapshot.find(VOLCANO_QUEUES, QUEUE)
+    state = ((found or {}).get("status") or {}).get("state")
+    if VOLCANO_QUEUES in snapshot.unseen:
+        yield unknown("queue", snapshot.unseen[VOLCANO_QUEUES])
+    elif found is None:
+        yield bad("queue", f"Volcano is installed without a queue {QUEUE}", "apply base/plugins/volcano/queue")
+    elif state not in (None, "Open"):
+        yield bad(
+            "queue", f"Volcano's queue {QUEUE} is {state}", f"open it: vcctl queue operate --action open -n {QUEUE}"
+        )
+    else:
+        yield good("queue", f"Volcano's queue {QUEUE} is open")
+
+
+def device_plugins(spec: Spec, snapshot: Snapshot) -> Finding | None:
+    """Check that the pods of DaemonSets that serve devices to the kubelet run."""
+    plugins = {(one["metadata"].get("namespace"), name_of(one)) for one in snapshot.of(DAEMONS) if _serves_devices(one)}
+    pods = [
+        pod
+        for pod in snapshot.of("pods")
+        for owner in pod["metadata"].get("ownerReferences") or []
+        if owner.get("kind") == "DaemonSet" and (pod["metadata"].get("namespace"), owner.get("name")) in plugins
+    ]
+    ill = [line for pod in pods for line in _not_started(pod)]
+    if ill:
+        remedy = "kubectl describe pod; a node without its device plugin offers no devices"
+        return bad("device plugins", f"{len(ill)} of {len(pods)} pods do not run", remedy, *ill)
+    return good("device plugins", f"{len(pods)} pods of {len(plugins)} DaemonSets run") if pods else None
+
+
+def _serves_devices(daemon: Object) -> bool:
+    """Return whether a DaemonSet mounts the directory where device plugins register."""
+    template: Object = (daemon.get("spec") or {}).get("template") or {}
+    paths = [str((one.get("hostPath") or {}).get("path")) for one in (template.get("spec") or {}).get("volumes") or []]
+    return any(path.startswith("/var/lib/kubelet/device-plugins") for path in paths)
+
+
+def _not_started(pod: Object) -> list[str]:
+    """Return why a pod does not run, in the kubelet's words."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    waits = [waiting for one in containers if (waiting := (one.get("state") or {}).get("waiting"))]
+    reasons = [
+        f"{one.get('reason')}: {one.get('message') or 'no message'}"
+        for one in waits
+        if one.get("reason") not in ("ContainerCreating", "PodInitializing")
+    ]
+    if not reasons and status.get("phase") in ("Pending", "Failed", "Unknown") and not waits:
+        reasons = [f"{status['phase']}: {status.get('reason') or status.get('message') or 'no reason given'}"]
+    where = f"{metadata.get('namespace')}/{metadata['name']} on {(pod.get('spec') or {}).get('nodeName') or 'no node'}"
+    return [f"{where}: {reason}" for reason in reasons[:1]]
 
 
 def dns(spec: Spec, snapshot: Snapshot) -> Finding:
@@ -97,6 +235,30 @@ def auto_resume(spec: Spec, snapshot: Snapshot) -> Finding | None:
     return good("auto-resume", f"HyperPod resumes jobs in {spec.namespace}", limit)
 
 
+def hyperpod_operator(spec: Spec, snapshot: Snapshot) -> Finding | None:
+    """Compare Kubernetes and Kueue with the versions for which AWS documents the HyperPod training operator."""
+    if snapshot.find(CRD, HYPERPOD_JOBS) is None:
+        return None
+    kubelets = [((one.get("status") or {}).get("nodeInfo") or {}).get("kubeletVersion") for one in snapshot.of("nodes")]
+    tags = [last_word(image) for one in snapshot.of(DEPLOYMENTS) for image in images(one)]
+    running = {
+        "kubernetes": {compatibility.series(str(one).removeprefix("v").partition("-")[0]) for one in kubelets if one},
+        "kueue": {tag.removeprefix("v") for name, tag in tags if name == "kueue" and tag},
+    }
+    outside = [
+        f"{name} {text}: documented are {oldest} to {newest}"
+        for name, texts in running.items()
+        for text in sorted(texts)
+        for oldest, newest in [compatibility.HYPERPOD_OPERATOR[name]]
+        if (number := compatibility.version(text)) and not Version(oldest) <= number <= Version(newest)
+    ]
+    torch = "torch " + " to ".join(compatibility.HYPERPOD_OPERATOR["torch"]) + " in the job's image"
+    if outside:
+        remedy = f"submit PyTorchJobs (no feature hyperpod-job), or use documented versions, also {torch}"
+        return warn("hyperpod operator", "AWS documents it for other versions", remedy, *outside)
+    return good("hyperpod operator", "Kubernetes and Kueue are versions for which AWS documents it", f"also {torch}")
+
+
 def bucket(spec: Spec, snapshot: Snapshot) -> Finding | None:
     """Say that the bucket of a cluster on EC2 is unknown where there is only a context."""
     if spec.context is None or not any(map(is_on_ec2, snapshot.of("nodes"))):
@@ -111,8 +273,31 @@ def _apply(spec: Spec, part: str, folder: str) -> str:
     return f"kubectl apply --server-side -k base/{part}/{folder}"
 
 
-def _is_about_jobs(hook: Object) -> bool:
-    return any("kubeflow.org" in rule.get("apiGroups", []) for rule in hook.get("rules") or [])
+def _is_established(crd: Object) -> bool:
+    conditions = (crd.get("status") or {}).get("conditions") or []
+    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
+
+
+def _silent(snapshot: Snapshot, group: str) -> list[str]:
+    """Return the webhooks that judge objects of an API group and have no ready endpoint."""
+    return [
+        f"{hook['name']}: {service['namespace']}/{service['name']} has no ready endpoint"
+        for configuration in [*snapshot.of(OPERATOR_WEBHOOK), *snapshot.of(MUTATING)]
+        for hook in configuration.get("webhooks") or []
+        if (service := (hook.get("clientConfig") or {}).get("service"))
+        if any(group in (rule.get("apiGroups") or []) for rule in hook.get("rules") or [])
+        if not _has_endpoint(snapshot, service["namespace"], service["name"])
+    ]
+
+
+def _without_replica(snapshot: Snapshot, names: list[str]) -> list[str]:
+    """Return the Deployments with these images that have no available replica."""
+    return [
+        f"Deployment {one['metadata'].get('namespace')}/{name_of(one)} has no available replica"
+        for one in snapshot.of(DEPLOYMENTS)
+        if any(last_word(image)[0] in names for image in images(one))
+        if not (one.get("status") or {}).get("availableReplicas")
+    ]
 
 
 def _has_endpoint(snapshot: Snapshot, namespace: str, service: str) -> bool:

@@ -14,6 +14,8 @@ from tools.kube import Object
 AGENT_CONDITIONS = {"AcceleratedHardwareReady", "KernelReady", "NetworkingReady", "StorageReady"}
 EC2 = "aws://"  # the start of spec.providerID of an EC2 instance
 FREE_PODS = 3  # a worker, a debug pod, a preparation job
+# Where nodeadm puts the kubelet's configuration (awslabs/amazon-eks-ami, 2026-11); files of it end with .conf.
+KUBELET_CONFIG = "/etc/kubernetes/kubelet/config.json.d"
 
 
 def ready(spec: Spec, snapshot: Snapshot) -> Finding:
@@ -93,17 +95,24 @@ def health_agents(spec: Spec, snapshot: Snapshot) -> Finding | None:
 
 
 def pod_capacity(spec: Spec, snapshot: Snapshot) -> Finding | None:
-    """Check that ready nodes can take FREE_PODS more pods."""
+    """Check that ready nodes can take FREE_PODS more pods, and say which maxPods would let them.
+
+    EKS sets maxPods when a node of a managed group starts (EKS user guide, how maxPods is determined). Elsewhere, as on
+    HyperPod, the kubelet reads it from the directory of its configuration.
+    """
     ready = [one for one in table(snapshot) if one.ready]
-    full = [f"{one.name}: {one.pods_used} of {one.pods}" for one in ready if one.pods - one.pods_used < FREE_PODS]
+    full = [one for one in ready if one.pods - one.pods_used < FREE_PODS]
     if not ready:
         return None
     if full:
-        remedy = "use larger nodes, or raise maxPods of the kubelet"
+        wanted = max(one.pods_used for one in full) + FREE_PODS
+        remedy = f"maxPods: {wanted} or more in a file of {KUBELET_CONFIG} on each node, then restart the kubelet"
         if spec.get("CLUSTER_NAME"):
-            remedy = f"yard cluster network {spec.title} --prefix-delegation on"
-        summary = f"{len(full)} nodes have room for fewer than {FREE_PODS} more pods"
-        return warn("pods", summary, remedy, *full)
+            prefixes = f"yard cluster network {spec.title} --prefix-delegation on"
+            kept = f"on HyperPod, {remedy}" if spec.get("HYPERPOD_CLUSTER_NAME") else "then replace the nodes"
+            remedy = f"{prefixes}; {kept}"
+        lines = [f"{one.name}: {one.pods_used} of {one.pods}, wanted {one.pods_used + FREE_PODS}" for one in full]
+        return warn("pods", f"{len(full)} nodes have room for fewer than {FREE_PODS} more pods", remedy, *lines)
     return good("pods", "every node has room for more pods")
 
 

@@ -6,7 +6,6 @@ What was looked for and is missing is `none`. What could not be seen is not writ
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tools.aws.session import Session
 from tools.cluster import context, machines
@@ -15,7 +14,20 @@ from tools.cluster.component_checks import CLAIM
 from tools.cluster.discover import Found, discover
 from tools.cluster.node_checks import is_on_ec2
 from tools.cluster.nodes import ZONE_LABEL
-from tools.cluster.snapshot import CLAIMS, CLASSES, CRD, DAEMONS, DEPLOYMENTS, JOBS, OF_TEAM, QUEUES, Snapshot, collect
+from tools.cluster.snapshot import (
+    CLAIMS,
+    CLASSES,
+    CRD,
+    DAEMONS,
+    DEPLOYMENTS,
+    JOBS,
+    OF_TEAM,
+    QUEUES,
+    Snapshot,
+    collect,
+    images,
+    last_word,
+)
 from tools.cluster.spec import REGION, ZONE, Spec
 from tools.core.tables import load
 from tools.facts.instances import EFA, NEURON, NVIDIA
@@ -179,8 +191,8 @@ def _nodes(spec: Spec, known: Mapping[str, Fact], seen: Snapshot, found: Found) 
     stated = known["ZONES"].value if "ZONES" in known else found.facts.get("ZONES", "")
     for name, value in machines.facts(taking, known, [one.strip() for one in stated.split(",")]).items():
         found.put(name, value)
-    images = (image for one in seen.of(DAEMONS) for image in _images(one))
-    registry = next((match[0] for image in images if (match := EKS_REGISTRY.match(image))), None)
+    kept = (image for one in seen.of(DAEMONS) for image in images(one))
+    registry = next((match[0] for image in kept if (match := EKS_REGISTRY.match(image))), None)
     found.put("EKS_IMAGE_REGISTRY", registry)
 
 
@@ -206,13 +218,7 @@ def _job_kinds(seen: Snapshot) -> Iterator[str]:
 def _operators(seen: Snapshot) -> Iterator[str]:
     """Yield name and version of each known controller, by the image of its Deployment."""
     for one in seen.of(DEPLOYMENTS):
-        for image in _images(one):
-            name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
+        for image in images(one):
+            name, tag = last_word(image)
             if name in _OPERATORS:
                 yield f"{name}:{tag or 'unknown'}"
-
-
-def _images(item: Object) -> Iterator[str]:
-    """Yield the images of a Deployment or DaemonSet."""
-    template: Any = ((item.get("spec") or {}).get("template") or {}).get("spec") or {}
-    return (str(one.get("image")) for one in template.get("containers") or [])

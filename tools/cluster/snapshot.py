@@ -21,12 +21,17 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # a copy with
 SLICES = "endpointslices.discovery.k8s.io"
 CLAIMS, DAEMONS, DEPLOYMENTS = "persistentvolumeclaims", "daemonsets.apps", "deployments.apps"
 CLASSES, QUEUES = "storageclasses.storage.k8s.io", "localqueues.kueue.x-k8s.io"
+MUTATING, CLUSTER_QUEUES = "mutatingwebhookconfigurations", "clusterqueues.kueue.x-k8s.io"
+PRIORITIES, VOLCANO_QUEUES = "workloadpriorityclasses.kueue.x-k8s.io", "queues.scheduling.volcano.sh"
 # Each kind is listed by itself: a missing permission hides one kind and not the rest.
 JOBS = "pytorchjobs.kubeflow.org"
 ALL_NAMESPACES = ("pods", SLICES, CLAIMS, DAEMONS, DEPLOYMENTS, QUEUES, JOBS)
 OF_TEAM = (CLAIMS, QUEUES)  # the team's own are enough for the checks
 KEPT = ("name", "resources", "restartPolicy")  # of a container
-CHECKED = ("nodes", "namespaces", CRD, OPERATOR_WEBHOOK, "csidrivers", "csinodes", "pods", SLICES, CLAIMS)
+CHECKED = (
+    *("nodes", "namespaces", CRD, OPERATOR_WEBHOOK, MUTATING, "csidrivers", "csinodes", "pods", SLICES, CLAIMS),
+    *(DAEMONS, DEPLOYMENTS, QUEUES, CLUSTER_QUEUES, PRIORITIES, VOLCANO_QUEUES),
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,18 @@ def collect(kubectl: Kubectl, team: str | None = None, kinds: tuple[str, ...] = 
             snapshot.unseen.pop(kind, None)
             break
     return snapshot
+
+
+def images(item: Object) -> list[str]:
+    """Return the images of a Deployment or DaemonSet."""
+    template: Object = ((item.get("spec") or {}).get("template") or {}).get("spec") or {}
+    return [str(one.get("image")) for one in template.get("containers") or []]
+
+
+def last_word(image: str) -> tuple[str, str]:
+    """Return the name of an image without its registry and path, and its tag, which may be empty."""
+    name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
+    return name, tag
 
 
 def _reduced(item: Object) -> Object:

@@ -12,7 +12,7 @@ from tools.aws.retry_budget import Waiting
 from tools.cluster import component_checks, isolation, node_checks, platform
 from tools.cluster.component_checks import FIX, FSX
 from tools.cluster.finding import Finding, bad, good, unknown
-from tools.cluster.snapshot import CLAIMS, CRD, OPERATOR_WEBHOOK, SLICES, Snapshot
+from tools.cluster.snapshot import CLAIMS, CRD, DAEMONS, DEPLOYMENTS, MUTATING, OPERATOR_WEBHOOK, SLICES, Snapshot
 from tools.cluster.spec import Spec
 from tools.core import State, UserError, output, repo, wait
 from tools.core.tables import filled, load
@@ -25,6 +25,7 @@ WEBHOOK_SECONDS, WEBHOOK_POLL = 12.0, 3.0
 # The API server's messages about webhooks: of admission, in two spellings, and of conversion.
 WEBHOOK_DOWN = ("failed calling webhook", "failed to call webhook", "conversion webhook for")
 
+WEBHOOKS = (CRD, OPERATOR_WEBHOOK, MUTATING, DEPLOYMENTS, SLICES)
 Check = Callable[[Spec, Snapshot], Finding | None]
 # The name of each check, the kinds it reads, and the check.
 CHECKS: tuple[tuple[str, tuple[str, ...], Check], ...] = (
@@ -32,12 +33,16 @@ CHECKS: tuple[tuple[str, tuple[str, ...], Check], ...] = (
     ("devices", ("nodes",), node_checks.devices),
     ("room", ("nodes",), node_checks.room),
     ("efa", ("nodes",), node_checks.efa),
-    ("operator", (CRD, OPERATOR_WEBHOOK, SLICES), component_checks.operator),
+    ("device plugins", (DAEMONS, "pods"), component_checks.device_plugins),
+    ("operator", WEBHOOKS, component_checks.operator),
+    ("controllers", WEBHOOKS, component_checks.controllers),
+    ("queue", (CRD,), component_checks.queue),
     ("dns", (SLICES,), component_checks.dns),
     ("fsx", ("csidrivers", "csinodes", "nodes"), component_checks.fsx_driver),
     ("namespace", ("namespaces",), component_checks.namespace),
     ("claim", (CLAIMS,), component_checks.claim),
     ("health agents", ("nodes",), node_checks.health_agents),
+    ("hyperpod operator", (CRD, "nodes", DEPLOYMENTS), component_checks.hyperpod_operator),
     ("auto-resume", (), component_checks.auto_resume),
     ("bucket", (), component_checks.bucket),
     ("pods", ("nodes", "pods"), node_checks.pod_capacity),

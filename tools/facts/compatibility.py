@@ -80,6 +80,7 @@ TORCH_PINS: Mapping[str, Mapping[str, str]] = _FACTS["torch_pins"]
 TORCH_AT_LEAST: Mapping[str, Mapping[str, str]] = _FACTS["torch_at_least"]
 TRITON: Mapping[str, SpecifierSet] = {name: SpecifierSet(one) for name, one in _FACTS["triton"].items()}
 ADVISORIES: Mapping[str, Mapping[str, str]] = _FACTS["advisories"]  # of torch, by their name
+HYPERPOD_OPERATOR: Mapping[str, list[str]] = _FACTS["hyperpod_operator"]
 DEEPSPEED: Mapping[str, str] = _FACTS["deepspeed"]
 
 
