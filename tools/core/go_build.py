@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,7 +80,7 @@ def module(path: str, version: str, environment: dict[str, str], progress: Progr
 def run(command: list[str], environment: dict[str, str], progress: Progress) -> str:
     """Run go in a workshop and report progress every few seconds; return its output.
 
-    Raises Unusable with go's last line.
+    Raises Unusable with the last lines of go that are not names of packages.
     """
     what = " ".join(command[: next(index for index, word in enumerate(command) if word.startswith("-"))])
     place, null, pipe = environment["GOTMPDIR"], subprocess.DEVNULL, subprocess.PIPE
@@ -90,13 +91,13 @@ def run(command: list[str], environment: dict[str, str], progress: Progress) -> 
     with process:
         assert process.stdout is not None
         assert process.stderr is not None
-        last, reported = "", time.monotonic()
+        said, reported = deque[str](maxlen=12), time.monotonic()
         for count, line in enumerate(process.stderr, 1):  # one line for each module and package
-            last = line.strip() or last
+            said.extend([line.rstrip()] if " " in line.strip() and "downloading" not in line else [])
             if time.monotonic() - reported > PROGRESS_SECONDS:
                 progress(f"  {count} modules and packages done")
                 reported = time.monotonic()
         answer = process.stdout.read()
     if process.returncode != 0:
-        raise Unusable(f"{what} failed: {last}")
+        raise Unusable(f"{what} failed: " + "\n".join(said))
     return answer
