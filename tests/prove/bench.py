@@ -4,7 +4,8 @@ python -m tests.prove.bench [NAME ...]
 
 A NAME is a script, `script/defect`, or a trainer; without one, all are proven. Each result is appended to
 `.cache/prove/bench.jsonl` at once, and a second call continues where the first one stopped. A result counts as long as
-neither the script nor the code that proves has changed.
+neither the script nor the code that it depends on has changed: what starts, probes and reads, and the judges of its
+claims. The words of a repair, the report and what runs only in a cluster decide no result.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,10 +24,17 @@ from pathlib import Path
 
 from tests.prove import planted, proving, trainers
 from tests.prove.planted import Defect, Script
+from tools.prove.observed import TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / ".cache/prove/bench.jsonl"
 CODE = ("training/prove", "tools/prove", "tools/cli/prove.py", "tests/prove/trainers.py")
+JUDGES = Path("tools/prove/claims")
+NO_PART = {  # of the code, in a result
+    *("tools/prove/remedies.yaml", "tools/prove/report.py", "tools/prove/pods.py"),
+    *("training/prove/pod.py", "training/prove/view/pods.py"),
+}
+ALL = frozenset(TABLE["claims"])
 ROW = "{:<18}{:<28}{:<36}{:<44}{:>6}"
 NAMED, ELSEWHERE, MISSED = "by its claim", "by another claim", "missed"
 
@@ -65,20 +74,20 @@ def cases(scripts: dict[str, Script]) -> Iterator[Case]:
             yield _defect(defect, path)
         yield Case(
             script.name,
-            _digest(script.text(), *script.command),
+            _digest(ALL, script.text(), *script.command),
             functools.partial(_write, script.name, script.text(), script.command),
             ["--keep", "checkpoints"],
             path,
         )
     for name in trainers.NAMES:
-        yield Case(name, _digest(name), functools.partial(trainers.make, name), [], Path(sys.executable).parent)
+        yield Case(name, _digest(ALL, name), functools.partial(trainers.make, name), [], Path(sys.executable).parent)
 
 
 def _defect(defect: Defect, path: Path) -> Case:
     text = defect.text()
     return Case(
         f"{defect.script}/{defect.name}",
-        _digest(text, *defect.command, *defect.options, defect.claim),
+        _digest(frozenset({defect.claim}), text, *defect.command, *defect.options, defect.claim),
         functools.partial(_write, defect.script, text, defect.command),
         ["--only", defect.claim, "--keep", "checkpoints", *defect.options],
         path,
@@ -91,15 +100,29 @@ def _write(name: str, text: str, command: list[str], directory: Path) -> list[st
 
 
 @functools.cache
-def _code() -> str:
-    """Return a digest of the code that proves."""
+def _code(claims: frozenset[str]) -> str:
+    """Return a digest of the code that a result on some claims depends on."""
     paths = [path for top in CODE for path in ([ROOT / top] if (ROOT / top).is_file() else (ROOT / top).rglob("*"))]
-    kept = sorted(path for path in paths if path.suffix in (".py", ".yaml"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in kept)).hexdigest()
+    kept = {path.relative_to(ROOT) for path in paths if path.suffix in (".py", ".yaml")}
+    other = {_judge(claim) for claim in ALL} - {_judge(claim) for claim in _with_imports(claims)}
+    read = sorted(path for path in kept - other if str(path) not in NO_PART)
+    return hashlib.sha256(b"".join((ROOT / path).read_bytes() for path in read)).hexdigest()
 
 
-def _digest(*texts: str) -> str:
-    return hashlib.sha256("\0".join([_code(), *texts]).encode()).hexdigest()[:16]
+def _judge(claim: str) -> Path:
+    return JUDGES / f"{claim}.py"
+
+
+def _with_imports(claims: frozenset[str]) -> frozenset[str]:
+    """Return claims, and the claims whose judges theirs import."""
+    texts = [(ROOT / _judge(claim)).read_text(encoding="utf-8") for claim in claims]
+    imported = (re.findall(r"^from tools\.prove\.claims\.(\w+) import", text, re.M) for text in texts)
+    more = claims.union(*imported)
+    return more if more == claims else _with_imports(more)
+
+
+def _digest(claims: frozenset[str], *texts: str) -> str:
+    return hashlib.sha256("\0".join([_code(claims), *texts]).encode()).hexdigest()[:16]
 
 
 def carry_out(case: Case) -> Result:

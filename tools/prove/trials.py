@@ -69,7 +69,7 @@ class Options:
 
 
 def wanted(only: Sequence[str]) -> list[str]:
-    """Return the claims of `--only`, by name or number; all without one. The first claim is always judged."""
+    """Return the claims of `--only`, by name or number; all without one."""
     names = []
     for text in only:
         name = NAMES[int(text) - 1] if text.isdigit() and 0 < int(text) <= len(NAMES) else text
