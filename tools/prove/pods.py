@@ -48,7 +48,8 @@ def trial(manifests: Manifests, options: Options) -> Trial:
     job = kinds.job_of(result)
     job.check_shape()
     if job.kind not in KINDS:
-        raise UserError(f"--submit: {job.title} is not a {', '.join(KINDS)}", "yard prove without --submit runs here")
+        message = f"--submit proves a PyTorchJob, HyperPodPyTorchJob, Job or JobSet in the cluster, not {job.title}"
+        raise UserError(message, "leave --submit out: yard prove then proves it on this machine")
     directory = f"{DIRECTORY}/{job.name}"
     pairs = list(zip(job.training_specs(), job.training_containers(), strict=True))
     commands = [_words(job, container) for _, container in pairs]
