@@ -71,6 +71,28 @@ def test_a_restart_finds_what_was_kept_and_nothing_else(kind: str, tmp_path: Pat
     assert not list((tmp_path / "out/views").iterdir())
 
 
+@pytest.mark.parametrize("kind", ["overlay"], indirect=True)
+def test_later_starts_find_what_python_compiled(kind: str, tmp_path: Path) -> None:
+    """In what is kept and elsewhere, as an image has it. The user's directories stay as they are."""
+    places = [tmp_path / "work/kept", tmp_path / "elsewhere"]
+    for number, place in enumerate(places):
+        place.mkdir(parents=True)
+        (place / f"module_{number}.py").touch()
+    text = f"""
+        import importlib.util, os, sys
+        sys.path += {[str(place) for place in places]}
+        specs = [importlib.util.find_spec(f"module_{{number}}") for number in (0, 1)]
+        print([os.path.exists(spec.cached) for spec in specs])
+        sys.dont_write_bytecode = False
+        import module_0, module_1
+        """
+    seen = carried_out(tmp_path, ["whole", "again"], command=[sys.executable, "-c", textwrap.dedent(text)])
+    assert {one.view for one in seen.values()} == {kind}
+    assert [log(tmp_path, name) for name in seen] == ["[False, False]\n", "[True, True]\n"]
+    assert [one.files for one in seen.values()] == [[], []]
+    assert sorted(path.name for place in places for path in place.iterdir()) == ["module_0.py", "module_1.py"]
+
+
 def test_signals_and_exceptions_end_a_start(kind: str, tmp_path: Path) -> None:
     seen = carried_out(tmp_path, ["whole", "term", "exception"])
     assert (seen["term"].ended_by, seen["term"].exit_code) == ("itself", 143)

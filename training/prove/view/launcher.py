@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from training.prove.view import kernel
+from training.prove.view import kernel, tree
 
 DISKS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "nfs", "nfs4", "lustre", "fuse",
          "9p", "virtiofs", "vfat", "squashfs", "fuseblk"}  # fmt: skip
@@ -43,6 +43,7 @@ def main() -> None:
         if not spec["network"]:
             kernel.loopback_up()
         for one in spec["kept"]:
+            _put_compiled(spec, one["path"], one["upper"])
             kernel.overlay(one["lower"], one["upper"], one["work"], one["merged"], root)
     except OSError as problem:
         tell(error=str(problem))
@@ -50,6 +51,11 @@ def main() -> None:
     children = [_fork_node(spec, number, root) for number in range(len(spec["nodes"]))]
     for child in children:
         os.waitpid(child, 0)
+
+
+def _put_compiled(spec: dict[str, Any], place: str, upper: str) -> None:
+    """Begin the view of a place with what Python compiled there in earlier starts."""
+    tree.put_compiled(tree.layer(Path(spec["compiled"]), place), Path(upper))
 
 
 def _fork_node(spec: dict[str, Any], number: int, root: bool) -> int:
@@ -106,8 +112,9 @@ def _process_1(spec: dict[str, Any], number: int, ready: int, root: bool) -> Non
 
 def _enter(spec: dict[str, Any], node: dict[str, Any], root: bool) -> None:
     """Make the view of a node, and make it the root of its file system."""
-    new, disks = node["merged"], Disks(node, root)
+    new, disks = node["merged"], Disks(spec, node, root)
     if root:
+        _put_compiled(spec, "/", node["upper"])
         kernel.overlay("/", node["upper"], node["work"], new, root)
         for place, kind in _mounts():
             disks.show(place, kind)
@@ -144,7 +151,8 @@ def _mounts() -> list[tuple[str, str]]:
 class Disks:
     """Shows the disks of this machine in the view of a node: copy on write, else read-only."""
 
-    def __init__(self, node: dict[str, Any], root: bool) -> None:
+    def __init__(self, spec: dict[str, Any], node: dict[str, Any], root: bool) -> None:
+        self._spec = spec
         self._new, self._directory, self._root = node["merged"], node["disks"], root
         self._count = 0
 
@@ -171,6 +179,7 @@ class Disks:
         )
         os.makedirs(upper)
         os.makedirs(work)
+        _put_compiled(self._spec, place, upper)
         kernel.overlay(place, upper, work, target, self._root)
         with open(name, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(place)

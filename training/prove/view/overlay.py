@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from . import tree
 
 LAUNCHER = Path(__file__).resolve().parent / "launcher.py"
 STARTS_WITHIN = 30.0
+MOST_COMPILED = 1 << 30  # bytes that starts may leave for later ones, besides those of one start
 MEMORY = "50%"  # of /dev/shm, as the kernel's own default
 
 
@@ -43,6 +45,7 @@ class Overlay:
     ) -> None:
         self.network = plan.network
         self._plan, self._records, self._state = plan, records, state
+        self._compiled = records.parent / "compiled"
         self._codes: dict[int, int] = {}
         self._pids: dict[int, int] = {}
         self._half = b""
@@ -63,7 +66,7 @@ class Overlay:
             nodes.append({**row, "command": command, "variables": variables})
         return {
             "parent": os.getpid(), "network": self._plan.network, "workdir": self._plan.workdir, "memory": MEMORY,
-            "records": str(self._records), "log": log, "kept": rows, "nodes": nodes,
+            "records": str(self._records), "compiled": str(self._compiled), "log": log, "kept": rows, "nodes": nodes,
         }  # fmt: skip
 
     def _kept(self, number: int, path: str, source: Path | None) -> dict[str, str]:
@@ -151,17 +154,25 @@ class Overlay:
         return tree.size(self._state)
 
     def files(self) -> list[FoundFile]:
-        """Return the files that were created or changed, by the paths that the script sees."""
-        secrets = self._plan.secrets
+        """Return the files that were created or changed, by the paths that the script sees.
+
+        The modules that Python compiled are none of them: the next starts find those, as a pod's image has them.
+        """
+        secrets, most = self._plan.secrets, tree.size(self._compiled) < MOST_COMPILED
         found: list[FoundFile] = []
-        for number, path in enumerate(self._plan.keep):
-            own = self._state / "kept" / str(number)
-            found += tree.changed(own / "upper", Path(path), path, True, secrets)
-        for node in sorted(self._state.glob("node-*")):
-            found += tree.changed(node / "upper", Path("/"), "/", False, secrets)
-            for place in sorted((node / "disks").glob("*-place")):
-                shown = place.read_text(encoding="utf-8")
-                upper = place.with_name(place.name.replace("-place", "-upper"))
-                found += tree.changed(upper, Path(shown), shown, False, secrets)
+        for upper, shown, kept in self._uppers():
+            if most:
+                tree.take_compiled(upper, tree.layer(self._compiled, shown))
+            found += tree.changed(upper, Path(shown), shown, kept, secrets)
         hidden = (str(self._records) + "/", *(path.rstrip("/") + "/" for path in self._plan.keep))
         return [one for one in found[: tree.MOST_FILES] if one.kept or not one.path.startswith(hidden)]
+
+    def _uppers(self) -> Iterator[tuple[Path, str, bool]]:
+        """Yield the directories that hold what was written, their paths for the script, and whether they are kept."""
+        for number, path in enumerate(self._plan.keep):
+            yield self._state / "kept" / str(number) / "upper", path, True
+        for node in sorted(self._state.glob("node-*")):
+            yield node / "upper", "/", False
+            for place in sorted((node / "disks").glob("*-place")):
+                upper = place.with_name(place.name.replace("-place", "-upper"))
+                yield upper, place.read_text(encoding="utf-8", errors="surrogateescape"), False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import filecmp
+import hashlib
 import os
 import re
 import shutil
@@ -69,6 +70,49 @@ def _same(path: str, lower: Path | None, inside: str) -> bool:
         return filecmp.cmp(path, str(lower / inside), shallow=True)
     except OSError:
         return False
+
+
+def layer(compiled: Path, place: str) -> Path:
+    """Return the directory of `compiled` for what Python compiled below a place."""
+    return compiled / hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
+
+
+def take_compiled(upper: Path, target: Path) -> None:
+    """Move the modules that Python compiled from a tree to the same places below `target`."""
+    for row in entries(upper):
+        directory, name = os.path.split(row.path)
+        if not name.endswith(".pyc") or os.path.basename(directory) != "__pycache__":
+            continue
+        inside = os.path.relpath(directory, str(upper))
+        with contextlib.suppress(OSError):  # Python compiles it again
+            if row.is_file(follow_symlinks=False):
+                _directories(upper, target, inside)
+                os.replace(row.path, str(target / inside / name))
+                os.unlink(row.path)  # a rename leaves two links to one file
+
+
+def put_compiled(source: Path, upper: Path) -> None:
+    """Show the modules of `take_compiled` in another tree."""
+    for row in entries(source):
+        inside = os.path.relpath(row.path, str(source))
+        with contextlib.suppress(OSError):
+            if row.is_dir(follow_symlinks=False):
+                _directories(source, upper, inside)
+            else:
+                os.link(row.path, str(upper / inside))
+
+
+def _directories(source: Path, target: Path, inside: str) -> None:
+    """Make the directories of `inside` below `target` with the owners, rights and times that those of `source` have."""
+    for path in (*reversed(Path(inside).parents), Path(inside)):
+        made, like = target / path, (source / path).lstat()
+        if made.is_dir():
+            continue
+        made.mkdir(parents=True)
+        if like.st_uid != os.geteuid() or like.st_gid != os.getegid():
+            os.chown(made, like.st_uid, like.st_gid)
+        made.chmod(stat.S_IMODE(like.st_mode))
+        os.utime(made, ns=(like.st_atime_ns, like.st_mtime_ns))
 
 
 def patterns(secrets: dict[str, str]) -> list[tuple[str, re.Pattern[bytes]]]:
