@@ -388,6 +388,8 @@ def test_one_rank_alone() -> None:
     assert judge("failures", proof).state is State.CANNOT_TELL  # its exception was planned for rank 1
     without(proof.runs["whole"], World)
     assert judge("world", proof).state is State.PASS
+    proof.asked = 2  # accelerate without a GPU
+    assert judge("world", proof).state is State.CANNOT_TELL
 
 
 def test_a_first_step_without_a_rate_is_told_from_none() -> None:

@@ -95,6 +95,7 @@ def test_another_world(words: list[str], other: list[str] | None) -> None:
     ],
 )
 def test_nproc_sets_the_ranks(words: list[str], started: list[str], work: Path) -> None:
+    assert trials.asked(started) == 3
     assert planned(words, work, nproc=3).starts[0].command == started
 
 

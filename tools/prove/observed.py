@@ -175,6 +175,7 @@ class Proof:
     hang_timeout: float = 60.0
     grace: float = 30.0
     notes: dict[str, str] = field(default_factory=dict)  # start -> why it was not planned
+    asked: int = 1  # the ranks of a node that the command names
 
     def run(self, name: str) -> Run:
         """Return a start. One that was not carried out has no outcome."""

@@ -156,6 +156,12 @@ def other_world(command: Sequence[str]) -> list[str] | None:
     return _replaced(list(command), at, _another(int(value)))
 
 
+def asked(command: Sequence[str]) -> int:
+    """Return how many ranks a command starts on each node as far as it says so, else 1."""
+    _, value = _nproc(command)
+    return int(value) if value.isdigit() else 1
+
+
 def _another(number: int) -> int:
     return number // 2 if number > 1 else 2
 

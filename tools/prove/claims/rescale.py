@@ -26,7 +26,8 @@ def judge(proof: Proof) -> list[Finding]:
             return [passed("another number of ranks is refused", before, f"the log says: {other.complaint()}")]
         return [never_starts(other, before)]
     if size == len(killed.ranks):
-        return [unknown(f"the restart has {size} ranks again: the script does not take the launcher's number")]
+        again = f"the restart has {output.count(size, 'rank')} again"
+        return [unknown(f"{again}: the script does not take the launcher's number")]
     done = _done(killed, other)
     if done == 0 and not killed.saves:
         return [unknown(f"killed after step {killed.last_step}, before the first save")]

@@ -8,6 +8,9 @@ def judge(proof: Proof) -> list[Finding]:
     """Compare the ranks of the uninterrupted run with each other."""
     run = proof.run("whole")
     started = max(rank.begin.world for rank in run.ranks)
+    if started == 1 and proof.asked > 1:
+        text = "accelerate launch starts one process on a CPU; torchrun --nproc-per-node N SCRIPT starts N"
+        return [unknown(f"the command asks for {proof.asked} ranks, and its launcher started one process", text)]
     if started == 1 and len(run.ranks) == 1:
         return [passed("one process was started, and it trains alone")]
     silent = sorted(set(range(started)) - {rank.rank for rank in run.ranks if rank.steps})
