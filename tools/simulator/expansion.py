@@ -6,16 +6,15 @@ words. No argument of a program has a NUL character, so that a mark is never mis
 
 from __future__ import annotations
 
-import ast
 import fnmatch
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from tools.simulator import shell
 from tools.simulator.filters import filtered
-from tools.simulator.shell_lexer import NAME, Unreadable, closing
+from tools.simulator.shell import NAME, Node, Unreadable, written
 
 LARGEST = 2_097_152  # characters of all expansions of a script; Linux starts no program with more
 MARK = re.compile(r"\0([0-9]+)(\*?)\0")
@@ -23,15 +22,17 @@ MARK = re.compile(r"\0([0-9]+)(\*?)\0")
 LAUNCH_VARIABLES = re.compile(
     r"PET_\w+|(?:NODE_|LOCAL_|GROUP_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)|V[CK]_\w+|JOB_COMPLETION_INDEX"
 )
-_BRACED = re.compile(rf"({NAME}|[0-9]+|[@*#?$!-])(?:\[([^\]]*)\])?")
-_ARITHMETIC = re.compile(r"[0-9+\-*/%()<>=!&| \t\n]{1,200}")
+EXPANSIONS = ("ParamExp", "CmdSubst", "ArithmExp")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
 _LONGEST_PATTERN, _LONGEST_MATCHED = 64, 4096
-_OPERATIONS: dict[type[ast.AST], Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.Div: lambda left, right: int(left / right),
-    ast.Mod: lambda left, right: left - right * int(left / right),
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
-    ast.Gt: operator.gt, ast.GtE: operator.ge,
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_ESCAPED_IN_QUOTES = re.compile(r'\\([\n"$`\\])')
+_ASSIGNING = frozenset(("=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>=", "++", "--"))
+_OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul,
+    "/": lambda left, right: int(left / right), "%": lambda left, right: left - right * int(left / right),
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+    "&&": lambda left, right: bool(left and right), "||": lambda left, right: bool(left or right),
 }  # fmt: skip
 
 
@@ -77,9 +78,9 @@ class Scope:
     files: Mapping[str, str | None] = field(default_factory=dict)
 
     def copy(self) -> Scope:
-        return Scope(
-            self.budget, dict(self.values), set(self.exported), dict(self.arrays), list(self.arguments),
-            self.status, set(self.unset), self.sourced, self.complete, self.files,
+        return replace(
+            self, values=dict(self.values), exported=set(self.exported), arrays=dict(self.arrays),
+            arguments=list(self.arguments), unset=set(self.unset),
         )  # fmt: skip
 
     def environment(self) -> dict[str, str]:
@@ -90,22 +91,25 @@ class Scope:
         self.budget.unknowns.append(Unknown(source, reason))
         return f"\0{len(self.budget.unknowns) - 1}\0"
 
-    def assign(self, name: str, raw: str, append: bool = False) -> None:
-        """Set a variable to the expansion of a word. `raw` may be an array in parentheses."""
-        if raw.startswith("(") and raw.endswith(")"):
-            items = [item for word in _split(raw[1:-1]) for item in self.words(word)]
-            self.arrays[name] = [*(self.arrays.get(name, []) if append else []), *items]
+    def assign(self, node: Node) -> None:
+        """Set the variable or the array of an assignment."""
+        name, append = node["Name"]["Value"], node.get("Append")
+        self.arrays, before = {key: one for key, one in self.arrays.items() if key != name}, self.arrays.get(name, [])
+        if "Array" in node:
+            items = [item for one in node["Array"].get("Elems", ()) for item in self.words(one["Value"])]
+            self.arrays[name] = [*(before if append else []), *items]
             self.values[name] = self.arrays[name][0] if self.arrays[name] else ""
-            return
-        value = (self.values.get(name, "") if append else "") + self.text(raw)
-        self.values[name] = self.budget.spend(value)
-        self.arrays.pop(name, None)
+        elif "Index" in node:
+            self.values[name] = self.mark(f"${name}", "one of its elements is set")
+        else:
+            value = (self.values.get(name, "") if append else "") + self.text(node.get("Value"))
+            self.values[name] = self.budget.spend(value)
 
-    def words(self, raw: str) -> list[str]:
+    def words(self, word: Node) -> list[str]:
         """Return the words that one word of a script becomes."""
         found: list[str] = []
         current: str | None = None
-        for text, splits in self._pieces(raw):
+        for text, splits in self._pieces(word):
             if text is None:  # the next word of "$@"
                 found.append(current or "")
                 current = ""
@@ -126,85 +130,66 @@ class Scope:
                 current = None
         if current is not None:
             found.append(current)
-        if len(found) == 1 and (match := MARK.fullmatch(found[0])) and raw[:1] in "$`":
+        if len(found) == 1 and (match := MARK.fullmatch(found[0])) and word["Parts"][0]["Type"] in EXPANSIONS:
             return [f"\0{match[1]}*\0"]
         return [self.budget.spend(word) for word in found]
 
-    def text(self, raw: str) -> str:
+    def text(self, word: Node | None) -> str:
         """Return the expansion of a word that is not split: of an assignment or a pattern."""
-        return "".join(" " if text is None else text for text, _ in self._pieces(raw))
+        return "".join(" " if text is None else text for text, _ in self._pieces(word or {}))
 
-    def document(self, raw: str) -> str:
-        """Return the expansion of a here-document."""
-        return "".join(" " if text is None else text for text, _ in self._quoted(raw))
+    def document(self, redirect: Node) -> str:
+        """Return the expansion of a here-document. With quotes in its delimiter, the text stays as it is."""
+        parts = (redirect.get("Hdoc") or {}).get("Parts", [])
+        is_plain = all(part["Type"] == "Lit" and "\\" not in part["Value"] for part in redirect["Word"]["Parts"])
+        pieces = self._quoted(parts) if is_plain else ((part["Value"], False) for part in parts)
+        found = "".join(" " if text is None else text for text, _ in pieces)
+        return re.sub(r"(?m)^\t+", "", found) if redirect["Op"] == "<<-" else found
 
-    def _pieces(self, raw: str) -> Iterator[tuple[str | None, bool]]:
+    def _pieces(self, word: Node) -> Iterator[tuple[str | None, bool]]:
         """Yield the parts of a word, and whether blanks in them separate words."""
-        at = 0
-        while at < len(raw):
-            end, char = closing(raw, at), raw[at]
-            part, at = raw[at:end], end
-            if char == "\\":
-                yield part[1:].replace("\n", ""), False
-            elif char == "'":
-                yield part[1:-1], False
-            elif char == '"':
-                yield from self._quoted(part[1:-1])
-                if not part[1:-1]:
-                    yield "", False
-            elif char == "$" and part.startswith("$'"):
-                yield part[2:-1].replace("\\n", "\n").replace("\\t", "\t").replace("\\'", "'"), False
-            elif char in "$`" and part != "$":
-                for index, value in enumerate(self._expanded(part)):
-                    if index:
-                        yield " ", True
-                    yield value, True
-            elif char in "<>":
-                yield self.mark(part, "a file of a process"), False
-            else:
-                yield part, False
+        for part in word.get("Parts", ()):
+            match part["Type"]:
+                case "Lit":
+                    yield _ESCAPED.sub(r"\1", part["Value"]), False
+                case "SglQuoted":
+                    text = part.get("Value", "")
+                    is_ansi = written(part).startswith("$")
+                    yield _ESCAPED.sub(lambda one: _ANSI.get(one[1], one[0]), text) if is_ansi else text, False
+                case "DblQuoted":
+                    yield from self._quoted(part.get("Parts", ()))
+                    if not part.get("Parts"):
+                        yield "", False
+                case "ProcSubst":
+                    yield self.mark(written(part), "a file of a process"), False
+                case "ExtGlob":
+                    yield written(part), False
+                case _:
+                    for index, value in enumerate(self._expanded(part)):
+                        if index:
+                            yield " ", True
+                        yield value, True
 
-    def _quoted(self, text: str) -> Iterator[tuple[str | None, bool]]:
-        at = 0
-        while at < len(text):
-            char = text[at]
-            if char == "\\":
-                following = text[at + 1 : at + 2]
-                yield (("" if following == "\n" else following if following in '"\\$`' else char + following), False)
-                at += 2
-            elif char in "$`":
-                end = closing(text, at)
-                values = self._expanded(text[at:end]) if end > at + 1 else ["$"]
-                for index, value in enumerate(values):
-                    if index:
-                        yield None, False
-                    yield value, False
-                at = end
-            else:
-                end = min(
-                    (found for found in (text.find(mark, at) for mark in "\\$`") if found >= 0), default=len(text)
-                )
-                yield text[at:end], False
-                at = end
+    def _quoted(self, parts: Sequence[Node]) -> Iterator[tuple[str | None, bool]]:
+        for part in parts:
+            if part["Type"] == "Lit":
+                yield _ESCAPED_IN_QUOTES.sub(lambda one: one[1].strip("\n"), part["Value"]), False
+                continue
+            for index, value in enumerate(self._expanded(part)):
+                if index:
+                    yield None, False
+                yield value, False
 
-    def _expanded(self, source: str) -> list[str]:
+    def _expanded(self, part: Node) -> list[str]:
         """Return the words that an expansion stands for: one, except for `$@` and arrays."""
-        if source.startswith("`"):
-            return [self._output(source[1:-1].replace("\\`", "`"), source)]
-        if source.startswith("$((") and source.endswith("))"):
-            value = self.arithmetic(source[3:-2])
-            return [self.mark(source, "it is calculated when the pod starts") if value is None else str(value)]
-        if source.startswith("$("):
-            return [self._output(source[2:-1], source)]
-        if source.startswith("${"):
-            return self._braced(source[2:-1], source)
-        return self._variable(source[1:], "", source)
+        if part["Type"] == "CmdSubst":
+            return [self._output(part)]
+        if part["Type"] == "ArithmExp":
+            value = self.arithmetic(part["X"])
+            return [self.mark(written(part), "it is calculated when the pod starts") if value is None else str(value)]
+        return self._parameter(part)
 
-    def _variable(self, name: str, index: str, source: str) -> list[str]:
-        found = self._lookup(name, index)
-        return [self._missing(name, source)] if found is None else found
-
-    def _lookup(self, name: str, index: str = "") -> list[str] | None:
+    def _lookup(self, name: str, index: Node | None = None) -> list[str] | None:
         """Return the values of a parameter, or None if it is not set."""
         if name in ("@", "*"):
             return list(self.arguments)
@@ -219,7 +204,7 @@ class Scope:
             return [self.arguments[place]] if 0 <= place < len(self.arguments) else None
         if name in self.arrays and index:
             items = self.arrays[name]
-            if index in ("@", "*"):
+            if _is_every(index):
                 return list(items)
             at = self.arithmetic(index)
             return [items[at]] if at is not None and 0 <= at < len(items) else None
@@ -232,77 +217,73 @@ class Scope:
             return ""
         return self.mark(source, "neither the manifest nor the script sets it; the image may")
 
-    def _braced(self, inner: str, source: str) -> list[str]:
+    def _parameter(self, node: Node) -> list[str]:
+        source, name, index = written(node), node["Param"]["Value"], node.get("Index")
         unknown = [self.mark(source, "this expansion is not followed")]
-        length = inner.startswith("#") and len(inner) > 1
-        match = _BRACED.match(inner[1:] if length else inner)
-        if match is None:
+        if node.get("Excl") or node.get("Width"):
             return unknown
-        name, index, rest = match[1], match[2] or "", (inner[1:] if length else inner)[match.end() :]
         found = self._lookup(name, index)
-        if length and any("\0" in value for value in found or []):
-            return unknown
-        if length:
-            return [str(len(found or []) if index in ("@", "*") else len((found or [""])[0]))]
-        default = re.match(r"(:?)([-=+?])", rest)
-        if default:
-            return self._defaulted(name, found, default, rest[2 if default[1] else 1 :], source)
-        values = self._variable(name, index, source)
-        if not rest:
+        if node.get("Length"):
+            if any("\0" in value for value in found or []):
+                return unknown
+            return [str(len(found or []) if index and _is_every(index) else len((found or [""])[0]))]
+        change = node.get("Exp") or {}
+        if change and change["Op"][-1] in "-=+?":
+            return self._defaulted(name, found, change, source)
+        values = [self._missing(name, source)] if found is None else found
+        if not (change or node.get("Slice") or node.get("Repl")):
             return values
         if any("\0" in value for value in values):
             return [self.mark(source, self.why(values[0]))]
-        changed = [self._changed(value, rest) for value in values]
+        changed = [self._changed(value, node) for value in values]
         return unknown if None in changed else [value for value in changed if value is not None]
 
-    def _defaulted(self, name: str, found: list[str] | None, kind: re.Match[str], word: str, source: str) -> list[str]:
-        empty = found is None or (bool(kind[1]) and found in ([], [""]))
-        if kind[2] == "+":
+    def _defaulted(self, name: str, found: list[str] | None, change: Node, source: str) -> list[str]:
+        kind, word = change["Op"], change.get("Word")
+        empty = found is None or (kind[0] == ":" and found in ([], [""]))
+        if kind[-1] == "+":
             return [""] if empty else [self.text(word)]
         if found is not None and not empty:
             return found
-        if kind[2] == "?":
-            return [self._missing(name, source)]
-        if self.sourced and found is None:
+        if kind[-1] == "?" or (self.sourced and found is None):
             return [self._missing(name, source)]
         value = self.text(word)
-        if kind[2] == "=":
+        if kind[-1] == "=":
             self.values[name] = value
         return [value]
 
-    def _changed(self, value: str, rest: str) -> str | None:
+    def _changed(self, value: str, node: Node) -> str | None:
         """Return a value after `#`, `%`, `/`, `:` or a change of case, or None where that is not followed."""
-        if rest in ("^^", ",,"):
-            return value.upper() if rest == "^^" else value.lower()
-        if rest[0] == "/":
-            every = rest.startswith("//")
-            old, _, new = self.text(rest[2 if every else 1 :]).partition("/")
+        if "Repl" in node:
+            old, new = (self.text(node["Repl"].get(key)) for key in ("Orig", "With"))
             if not old or set(old) & set("*?[#%\0") or "\0" in new:
                 return None
-            return self.budget.spend(value.replace(old, new, -1 if every else 1))
-        if rest[0] == ":":
-            parts = [self.arithmetic(part) for part in rest[1:].split(":")]
-            known = [part for part in parts if part is not None]
-            if len(known) != len(parts) or len(parts) > 2:
+            return self.budget.spend(value.replace(old, new, -1 if node["Repl"].get("All") else 1))
+        if "Slice" in node:
+            start, length = (self.arithmetic(node["Slice"].get(key)) for key in ("Offset", "Length"))
+            if start is None or (length is None and "Length" in node["Slice"]):
                 return None
-            kept = value[known[0] :]
-            return kept[: known[1]] if len(known) == 2 else kept
-        return _trimmed(value, rest, self.text) if rest[0] in "#%" else None
+            return value[start:] if length is None else value[start:][:length]
+        kind, word = node["Exp"]["Op"], node["Exp"].get("Word")
+        if kind in ("^^", ",,") and word is None:
+            return value.upper() if kind == "^^" else value.lower()
+        return _trimmed(value, kind, self.text(word)) if kind[0] in "#%" else None
 
-    def _output(self, script: str, source: str) -> str:
+    def _output(self, part: Node) -> str:
         """Return what a command substitution prints, if it is one command whose output is known."""
-        commands = shell.pipeline(script.strip())
-        text = self._printed(commands[0]) if commands else None
-        for command in commands[1:]:
-            words = [word for raw in command.words for word in self.words(raw)]
-            text = None if text is None or command.redirects else filtered(words, text)
+        commands = shell.piped(part["Stmts"][0]) if len(part.get("Stmts", ())) == 1 else []
+        simple = [one for one in commands if (one.get("Cmd") or {}).keys() & {"Args", "Assigns"} == {"Args"}]
+        text = self._printed(simple[0]) if simple and simple == commands else None
+        for command in simple[1:]:
+            words = [word for one in command["Cmd"]["Args"] for word in self.words(one)]
+            text = None if text is None or command.get("Redirs") else filtered(words, text)
         if text is not None:
             return self.budget.spend(text.rstrip("\n"))
-        return self.mark(source, "only the pod knows its output")
+        return self.mark(written(part), "only the pod knows its output")
 
-    def _printed(self, command: shell.Simple) -> str | None:
+    def _printed(self, command: Node) -> str | None:
         """Return what a command prints, or None where that is not known."""
-        words = [word for raw in command.words for word in self.words(raw)]
+        words = [word for one in command["Cmd"]["Args"] for word in self.words(one)]
         match words:
             case ["hostname"] | ["hostname", "-s" | "--short"] | ["cat", "/etc/hostname"]:
                 return self.values.get("HOSTNAME")
@@ -314,22 +295,34 @@ class Scope:
                 return ""  # a $(NAME) that Kubernetes did not replace: the shell finds no such command
             case ["cat", name] if (text := self.files.get(name)) is not None:
                 return text
-        given = [self.text(item.target) for item in command.redirects if item.operator == "<<<"]
+        given = [self.text(one["Word"]) for one in command.get("Redirs", ()) if one["Op"] == "<<<"]
         return filtered(words, given[0]) if given else None
 
-    def arithmetic(self, text: str) -> int | None:
+    def arithmetic(self, node: Node | None) -> int | None:
         """Return the value of an arithmetic expression, or None where it is not known."""
-        expanded = self.text(text) if "$" in text or "`" in text else text
-        if len(expanded) > _LONGEST_MATCHED:
-            return None
-        expanded = re.sub(NAME, lambda match: (self._lookup(match[0]) or ["0"])[0] or "0", expanded)
-        if not _ARITHMETIC.fullmatch(expanded):
-            return None
-        expanded = expanded.replace("&&", " and ").replace("||", " or ").strip()
-        try:
-            return _calculated(ast.parse(expanded, mode="eval").body)
-        except (SyntaxError, ValueError, RecursionError, MemoryError, ArithmeticError):
-            return None
+        match node:
+            case {"Type": "Word"}:
+                return self.number(self.text(node))
+            case {"Type": "ParenArithm", "X": inner}:
+                return self.arithmetic(inner)
+            case {"Op": change, "X": {"Type": "Word"} as word} as whole if change in _ASSIGNING:
+                if re.fullmatch(NAME, name := self.text(word)):
+                    self.values[name] = self.mark(written(whole), "it is calculated")
+            case {"Type": "UnaryArithm", "Op": "-", "X": inner} if (value := self.arithmetic(inner)) is not None:
+                return -value
+            case {"Type": "BinaryArithm", "Op": kind, "X": one, "Y": other} if kind in _OPERATIONS:
+                left, right = self.arithmetic(one), self.arithmetic(other)
+                if left is not None and right is not None and (right or kind not in "/%"):
+                    result = int(_OPERATIONS[kind](left, right))
+                    return result if abs(result) < 2**63 else None
+        return None
+
+    def number(self, text: str) -> int | None:
+        """Return the number that a text or the variable of this name is, None where it is not known."""
+        if re.fullmatch(NAME, text):
+            text = (self._lookup(text) or ["0"])[0] or "0"
+        text = text.strip()
+        return int(text or 0) if _NUMBER.fullmatch(text or "0") else None
 
     def why(self, text: str) -> str:
         """Return why the first mark in a text is not known."""
@@ -341,43 +334,19 @@ class Scope:
         return MARK.sub(lambda match: self.budget.unknowns[int(match[1])].source, text)
 
 
-def _split(text: str) -> list[str]:
-    """Return the raw words of an array's parentheses."""
-    body = shell.parse(": " + text.replace("\n", " "))
-    command = body.items[0].pipelines[0][1].commands[0]
-    return command.words[1:] if isinstance(command, shell.Simple) else []
+_ANSI = {"n": "\n", "t": "\t", "'": "'", "\\": "\\", '"': '"'}
 
 
-def _calculated(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_calculated(node.operand)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        return _bounded(_OPERATIONS[type(node.op)](_calculated(node.left), _calculated(node.right)))
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _OPERATIONS:
-        compare = _OPERATIONS[type(node.ops[0])]
-        return int(compare(_calculated(node.left), _calculated(node.comparators[0])))
-    if isinstance(node, ast.BoolOp):
-        values = [_calculated(value) for value in node.values]
-        return int(all(values) if isinstance(node.op, ast.And) else any(values))
-    raise ValueError
+def _is_every(index: Node) -> bool:
+    return index["Type"] == "Word" and written(index) in ("@", "*")
 
 
-def _bounded(value: int) -> int:
-    if abs(value) >= 2**63:
-        raise ValueError
-    return value
-
-
-def _trimmed(value: str, rest: str, expand: Callable[[str], str]) -> str | None:
+def _trimmed(value: str, kind: str, pattern: str) -> str | None:
     """Return a value without what the pattern of `#`, `##`, `%` or `%%` matches."""
-    sign, longest = rest[0], rest[1:2] == rest[0]
-    pattern = expand(rest[2 if longest else 1 :])
     if len(pattern) > _LONGEST_PATTERN or pattern.count("*") > 2 or len(value) > _LONGEST_MATCHED or "\0" in pattern:
         return None
     matches = re.compile(fnmatch.translate(pattern)).match
     cuts = range(len(value) + 1)
-    if sign == "#":
-        return next((value[cut:] for cut in (reversed(cuts) if longest else cuts) if matches(value[:cut])), value)
-    return next((value[:cut] for cut in (cuts if longest else reversed(cuts)) if matches(value[cut:])), value)
+    if kind[0] == "#":
+        return next((value[cut:] for cut in (reversed(cuts) if kind == "##" else cuts) if matches(value[:cut])), value)
+    return next((value[:cut] for cut in (cuts if kind == "%%" else reversed(cuts)) if matches(value[cut:])), value)

@@ -6,8 +6,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from tools.core.tables import load
-from tools.simulator.shell import SHELLS
-from tools.simulator.shell_lexer import ASSIGNMENT
+from tools.simulator.shell import ASSIGNMENT, SHELLS
 
 TABLE: dict[str, Any] = load("simulator/launchers.yaml")
 PREFIXES = {name: kind for kind, names in TABLE["prefixes"].items() for name in names}

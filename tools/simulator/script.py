@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tools.simulator.expansion import LARGEST, Budget, Scope
-from tools.simulator.shell_lexer import Unreadable
+from tools.simulator.shell import Unreadable
 from tools.simulator.shell_process import Shell
 from tools.simulator.shell_run import Exit, Run, Started
 

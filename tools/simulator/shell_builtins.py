@@ -2,22 +2,23 @@
 
 import contextlib
 import fnmatch
+import operator
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tools.simulator import shell
 from tools.simulator.expansion import MARK, Scope
-from tools.simulator.shell import Body
-from tools.simulator.shell_lexer import ASSIGNMENT, NAME, Unreadable
+from tools.simulator.shell import NAME, Node, Unreadable
 from tools.simulator.shell_run import DEEPEST, MAYBE, Break, Exit, Return, Run
 
 # These files set no variable that a launcher reads.
 ACTIVATION = re.compile(r".*(?:/activate|/conda\.sh|/setvars\.sh|\.bashrc|/\.profile|/etc/profile.*|/nvm\.sh)")
-DECLARE = frozenset(("export", "declare", "typeset", "local", "readonly"))
 _FILE_TESTS = frozenset("abcdefghkprstuwxLOGSN")
-_NUMBERS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
-_TEST_WORDS = frozenset(("&&", "||", "!", "=", "==", "!=", "-a", "-o"))
+_NUMBERS = {
+    "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt,
+    "-ge": operator.ge,
+}  # fmt: skip
 _BUILTINS = {
     **{name: name for name in ("true", "false", "exit", "set", "shift", "unset", "read", "trap", "wait")},
     **{name: name for name in ("eval", "test", "source", "break")},
@@ -38,8 +39,8 @@ class Builtins(ABC):
         self.calls = 0  # functions and sourced files inside each other
 
     @abstractmethod
-    def run_body(self, body: Body) -> int | None:
-        """Run commands in this shell, and return their status."""
+    def run_body(self, body: Sequence[Node]) -> int | None:
+        """Run statements in this shell, and return their status."""
 
     @contextlib.contextmanager
     def inside(self, what: str) -> Iterator[None]:
@@ -56,25 +57,22 @@ class Builtins(ABC):
         found = getattr(self, f"_do_{_BUILTINS.get(words[0], '')}", None)
         return found is not None, found(words) if found else None
 
-    def declare(self, raw: list[str]) -> int | None:
-        exports = raw[0] == "export" or any(re.fullmatch(r"-\w*x\w*", word) for word in raw[1:])
-        for word in raw[1:]:
-            match = ASSIGNMENT.match(word)
-            if match:
-                self.scope.assign(match[1], word[match.end() :], bool(match[2]))
-            names = [match[1]] if match else [name for name in self.scope.words(word) if re.fullmatch(NAME, name)]
-            self.scope.exported |= set(names) if exports else set()
+    def declare(self, command: Node) -> int | None:
+        parts = command.get("Args", [])
+        options = [word for one in parts if "Name" not in one for word in self.scope.words(one["Value"])]
+        exports = command["Variant"]["Value"] == "export" or any(re.fullmatch(r"-\w*x\w*", one) for one in options)
+        names = {one for one in options if re.fullmatch(NAME, one)}
+        for one in (one for one in parts if "Name" in one):
+            names.add(one["Name"]["Value"])
+            if not one.get("Naked"):
+                self.scope.assign(one)
+        self.scope.exported |= names if exports else set()
         return 0
 
-    def double(self, raw: list[str]) -> int | None:
-        if raw[0] == "((":
-            value = self.scope.arithmetic(raw[1])
-            for name in re.findall(rf"\b({NAME})\s*+(?:[-+*/%]?=(?!=)|\+\+|--)|(?:\+\+|--)\s*+({NAME})", raw[1]):
-                self.scope.values[name[0] or name[1]] = self.scope.mark("((", "it is calculated")
-            return MAYBE if value is None else int(value == 0)
-        return self._logical(
-            [word if word in _TEST_WORDS else self.scope.text(word) for word in raw[1:-1]], patterns=True
-        )
+    def calculated(self, expressions: Sequence[Node]) -> int | None:
+        """Return the status of `((` and of `let`: that of the last expression."""
+        value = [self.scope.arithmetic(one) for one in expressions][-1]
+        return MAYBE if value is None else int(value == 0)
 
     def _do_true(self, words: list[str]) -> int | None:
         return 0
@@ -138,7 +136,7 @@ class Builtins(ABC):
 
     def _do_eval(self, words: list[str]) -> int | None:
         with self.inside("eval"):
-            return self.run_body(shell.parse(" ".join(words[1:])))
+            return self.run_body(shell.statements(shell.parse(" ".join(words[1:]))))
 
     def _do_source(self, words: list[str]) -> int | None:
         path = words[1] if len(words) > 1 else ""
@@ -151,25 +149,43 @@ class Builtins(ABC):
         if self.calls > DEEPEST:
             raise Unreadable(f"{path} reads itself")
         try:
-            return self.run_body(shell.parse(text))
+            return self.run_body(shell.statements(shell.parse(text)))
         except Return as end:
             return end.status
         finally:
             self.calls -= 1
 
     def _do_test(self, words: list[str]) -> int | None:
-        return self._logical(words[1:-1] if words[0] == "[" else words[1:], patterns=False)
+        return self._logical(words[1:-1] if words[0] == "[" else words[1:])
 
-    def _logical(self, words: list[str], patterns: bool) -> int:
+    def _logical(self, words: list[str]) -> int:
         """Return 0 if a test is true, 1 if it is false, and MAYBE if only the pod knows."""
-        for joint, decisive in (("||", 0), ("-o", 0), ("&&", 1), ("-a", 1)):
+        for joint, decisive in (("-o", 0), ("-a", 1)):
             if joint in words[1:-1]:
                 at = words.index(joint, 1)
-                both = [self._logical(part, patterns) for part in (words[:at], words[at + 1 :])]
-                return decisive if decisive in both else MAYBE if MAYBE in both else 1 - decisive
+                return _both(self._logical(words[:at]), self._logical(words[at + 1 :]), decisive)
         if words[:1] == ["!"]:
-            inner = self._logical(words[1:], patterns)
-            return MAYBE if inner == MAYBE else 1 - inner
+            return _opposite(self._logical(words[1:]))
+        return self._compared(words, patterns=False)
+
+    def double(self, node: Node, negated: bool = False) -> int:
+        """Return the status of what stands in `[[ ]]`. shfmt reads `! a && b` as `! (a && b)`; shells do not."""
+        match node:
+            case {"Type": "BinaryTest", "Op": "&&" | "||" as joint, "X": one, "Y": other}:
+                return _both(self.double(one, negated), self.double(other), int(joint == "&&"))
+            case {"Type": "UnaryTest", "Op": "!", "X": inner}:
+                return self.double(inner, not negated)
+            case {"Type": "ParenTest", "X": inner}:
+                status = self.double(inner)
+            case {"Type": "BinaryTest", "Op": kind, "X": one, "Y": other}:
+                status = self._compared([self.scope.text(one), kind, self.scope.text(other)], patterns=True)
+            case {"Type": "UnaryTest", "Op": kind, "X": one}:
+                status = self._compared([kind, self.scope.text(one)], patterns=True)
+            case _:
+                status = self._compared([self.scope.text(node)], patterns=True)
+        return _opposite(status) if negated else status
+
+    def _compared(self, words: list[str], patterns: bool) -> int:
         if any(MARK.search(word) for word in words):
             return MAYBE
         match words:
@@ -186,8 +202,17 @@ class Builtins(ABC):
                     equal = left == right
                 return int(equal == (kind == "!="))
             case [left, kind, right] if kind in _NUMBERS:
-                holds = self.scope.arithmetic(f"({left}) {_NUMBERS[kind]} ({right})")
-                return MAYBE if holds is None else 1 - holds
+                low, high = (self.scope.number(one) if one.strip() else None for one in (left, right))
+                return MAYBE if low is None or high is None else int(not _NUMBERS[kind](low, high))
             case []:
                 return 1
         return MAYBE
+
+
+def _both(one: int, other: int, decisive: int) -> int:
+    """Join the statuses of two tests, of which one that is `decisive` decides."""
+    return decisive if decisive in (one, other) else MAYBE if MAYBE in (one, other) else 1 - decisive
+
+
+def _opposite(status: int) -> int:
+    return MAYBE if status == MAYBE else 1 - status

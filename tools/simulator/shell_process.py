@@ -9,10 +9,8 @@ from pathlib import PurePosixPath
 from tools.simulator import shell
 from tools.simulator.expansion import MARK, Scope
 from tools.simulator.prefixes import Parent, behind_prefixes
-from tools.simulator.shell import SHELLS, Simple
-from tools.simulator.shell_builtins import DECLARE
-from tools.simulator.shell_flow import Flow, source_of
-from tools.simulator.shell_lexer import ASSIGNMENT, Unreadable
+from tools.simulator.shell import SHELLS, Node, Unreadable, written
+from tools.simulator.shell_flow import Flow
 from tools.simulator.shell_run import BACKGROUND, DEEPEST, Exit, Return, Run, Started
 
 _MORE = "it runs further commands"
@@ -27,15 +25,15 @@ class Shell(Flow):
             raise Unreadable("its scripts call each other too deeply")
         super().__init__(run, scope)
         self.parents, self.name, self.depth = parents, name, depth
-        self.final: Simple | None = None
+        self.final: Node | None = None
         self.own: list[Parent] = []
 
     def script(self, text: str, replaces: bool) -> int | None:
         """Run a text as this shell. `replaces`: it stands behind -c."""
-        body = shell.parse(text)
-        self.final = shell.final(body) if replaces else None
+        parsed = shell.parse(text)
+        self.final = shell.final(parsed) if replaces else None
         try:
-            status = self.run_body(body)
+            status = self.run_body(shell.statements(parsed))
         except Exit as end:
             status = end.status
         finally:
@@ -46,70 +44,65 @@ class Shell(Flow):
         """Let the shell pass signals on if a trap does so while the shell waits for a background command."""
         action = self.traps.get("TERM", "")
         function = self.functions.get(action.split(" ")[0]) if action else None
-        said = f"{action} {source_of(function) if function else ''}"
+        said = f"{action} {written(function) if function else ''}"
         for parent in self.own:
             if parent.why == BACKGROUND and re.search(r"\b(?:kill|pkill)\b", said):
                 parent.forwards = "child"
 
-    def simple(self, command: Simple) -> int | None:
-        raw = list(command.words)
+    def simple(self, statement: Node) -> int | None:
+        command = statement.get("Cmd") or {}
+        arguments, assigned = command.get("Args", []), [one["Name"]["Value"] for one in command.get("Assigns", ())]
         kept = dict(self.scope.values), set(self.scope.exported)
-        assigned = []
-        while raw and (match := ASSIGNMENT.match(raw[0])):
-            self.scope.assign(match[1], raw.pop(0)[match.end() :], bool(match[2]))
-            assigned.append(match[1])
-        if not raw:
-            if "allexport" in self.options:
-                self.scope.exported |= set(assigned)
+        for one in command.get("Assigns", ()):
+            self.scope.assign(one)
+        if not arguments:
+            self.scope.exported |= set(assigned) if "allexport" in self.options else set()
             return 0
-        if raw[0] in DECLARE:
-            return self.declare(raw)
-        if raw[0] in ("[[", "(("):
-            return self.double(raw)
         self.scope.exported |= set(assigned)
+        words: list[str] = []
         try:
-            words = [word for item in raw for word in self.scope.words(item)]
-            return self._words(command, words) if words else 0
+            words += [word for one in arguments for word in self.scope.words(one)]
+            return self._words(statement, words) if words else 0
         finally:
-            if assigned and raw[0] not in ("exec", "eval", ".", "source"):
+            if assigned and words[:1] not in (["exec"], ["eval"], ["."], ["source"]):
                 for name in assigned:
                     self.scope.values.pop(name, None)
                 self.scope.values |= {name: kept[0][name] for name in assigned if name in kept[0]}
                 self.scope.exported = kept[1] | (self.scope.exported - set(assigned))
 
-    def _words(self, command: Simple, words: list[str]) -> int | None:
+    def _words(self, statement: Node, words: list[str]) -> int | None:
         name = words[0]
         known, status = self.builtin(words)
         if known:
             return status
         if name in ("command", "builtin") and len(words) > 1 and not words[1].startswith("-"):
-            return self._words(command, words[1:])
+            return self._words(statement, words[1:])
         if name in self.functions:
             return self._call(name, words[1:])
-        return self._external(command, words)
+        return self._external(statement, words)
 
-    def _external(self, command: Simple, words: list[str]) -> int | None:
+    def _external(self, statement: Node, words: list[str]) -> int | None:
         replaced = words[0] == "exec"
         while replaced and len(words) > 1 and words[1].startswith("-"):
             del words[1 : 3 if words[1] == "-a" else 2]
         if replaced and len(words) == 1:
             return 0  # only redirections
-        text = self._redirects(command, words)
-        stays = self._stays(command, replaced)
+        text = self._redirects(statement, words)
+        stays = self._stays(statement, replaced)
         status = self.program(words[1:] if replaced else words, (stays,) if stays else (), text)
         if replaced and not _FORKED & set(self.where):
             raise Exit(status)
         return status
 
-    def _stays(self, command: Simple, replaced: bool) -> Parent | None:
+    def _stays(self, statement: Node, replaced: bool) -> Parent | None:
         """Return this shell as the parent of a command, or None where the command replaces the shell."""
         if not self.name or (replaced and not _FORKED & set(self.where)):
             return None
-        last = command is self.final and not any(self.traps.values())
+        last = statement is self.final and not any(self.traps.values())
         if last and self.name == "bash":
             return None
-        why = self.where[0] if self.where else "a trap is set" if command is self.final and not last else ""
-        if command.redirects and not why:
+        why = self.where[0] if self.where else "a trap is set" if statement is self.final and not last else ""
+        if statement.get("Redirs") and not why:
             why = "the command redirects its input or output"
         parent = Parent(self.name, "no", why or _MORE)
         if last and self.name in ("sh", "ash"):
@@ -119,32 +112,25 @@ class Shell(Flow):
         self.own.append(parent)
         return parent
 
-    def _redirects(self, command: Simple, words: list[str]) -> str:
+    def _redirects(self, statement: Node, words: list[str]) -> str:
         """Note the files that a command writes; return what it reads from a here-document."""
         given = ""
-        written = []
-        for item in command.redirects:
-            if item.operator in ("<<", "<<-") and item.text is not None:
-                quoted = any(mark in item.target for mark in "'\"\\")
-                given = item.text if quoted else self._document(item.text)
-            elif item.operator == "<<<":
-                given = self.scope.text(item.target)
-            elif item.operator in (">", ">>", ">|", "&>", "&>>"):
-                written.append((item.operator, self.scope.text(item.target)))
+        files = []
+        for one in statement.get("Redirs", ()):
+            if one["Op"] in ("<<", "<<-"):
+                given = self.scope.document(one)
+            elif one["Op"] == "<<<":
+                given = self.scope.text(one["Word"])
+            elif one["Op"] in (">", ">>", ">|", "&>", "&>>"):
+                files.append((one["Op"], self.scope.text(one["Word"])))
         if words[0] == "tee" and given:
-            written += [(">", word) for word in words[1:] if not word.startswith("-")]
-        for operator, path in written:
+            files += [(">", word) for word in words[1:] if not word.startswith("-")]
+        for operator, path in files:
             text = given if words[0] in ("cat", "tee") and given and operator == ">" else None
             if words[0] == "echo" and operator == ">":
                 text = " ".join(word for word in words[1:] if word not in ("-e", "-n"))
             self.run.files[path] = None if text is None or MARK.search(text) else text
         return given
-
-    def _document(self, text: str) -> str:
-        try:
-            return self.scope.document(text)
-        except Unreadable as reason:
-            return self.scope.mark("a here-document", str(reason))
 
     def program(self, words: list[str], parents: tuple[Parent, ...], given: str = "") -> int | None:
         """Start a program below `parents` and those of this shell, and return its status."""

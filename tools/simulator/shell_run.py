@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from tools.simulator.prefixes import Parent
-from tools.simulator.shell_lexer import Unreadable
+from tools.simulator.shell import Unreadable
 
 MOST_STEPS = 5_000  # commands that are followed
 DEEPEST = 12  # shells, functions and sourced files inside each other

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from tools.image.dockerfile.parse import Instruction
-from tools.simulator.shell import SHELLS, parse, simple_commands
-from tools.simulator.shell_lexer import ASSIGNMENT, Unreadable
+from tools.simulator.shell import ASSIGNMENT, SHELLS, Unreadable, parse, simple_commands
 
 PREFIXES = frozenset({"sudo", "exec", "command", "env", "nice", "nohup"})
 
