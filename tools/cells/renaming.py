@@ -9,11 +9,11 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 from tools.core.command_line import LONGEST_LABEL
 from tools.core.errors import UserError
+from tools.core.nested import mapped
 from tools.kube.manifests import Manifests, Object, name_of
 from tools.workload import kinds
 from tools.workload.pod import ControllerFault, PodsUnknown
@@ -165,12 +165,4 @@ def write_hosts(objects: list[Object], hosts: dict[str, str], services: dict[str
     for item in objects:
         for key in ("spec", "data"):
             if key in item:
-                item[key] = _mapped(item[key], lambda text: pattern.sub(lambda one: new[one[0]], text))
-
-
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, dict):
-        return {key: _mapped(inner, change) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_mapped(inner, change) for inner in value]
-    return change(value) if isinstance(value, str) else value
+                item[key] = mapped(item[key], lambda text: pattern.sub(lambda one: new[one[0]], text))

@@ -15,16 +15,16 @@ from tools.cluster import cluster_env
 from tools.core.errors import UserError
 from tools.core.repo import did_you_mean, shown
 from tools.core.verdict import State, Verdict
+from tools.facts.instances import INSTANCE_LABEL
 from tools.gitops import flux_objects, git
 from tools.gitops.render import render
 from tools.gitops.run_file import CELL, DIGEST, SUFFIX, Image, Run, RunFile, dumped, read
 from tools.kube.images import is_local
 from tools.kube.json_patch import difference, operation
 from tools.kube.manifests import Manifests, Object, name_of
-from tools.kube.selectors import REQUIRED
+from tools.kube.selectors import allowed_values
 from tools.preflight.evaluate import Evaluation, evaluate
 
-INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 LOCAL_IMAGE = "local-image"  # the rule: a warning in a cell, whose nodes may have the image
 
 
@@ -161,14 +161,7 @@ def _strange(cluster: Path, manifests: Manifests) -> list[str]:
     facts = cluster_env.read(cluster / cluster_env.FILE)
     groups = (fact.value.split() for name, fact in facts.items() if name.startswith("NODES_"))
     there = {words[0] for words in groups if words}
-    affinity = (_pod(manifests).get("affinity") or {}).get("nodeAffinity") or {}
-    wanted = [
-        value
-        for term in (affinity.get(REQUIRED) or {}).get("nodeSelectorTerms") or []
-        for rule in term.get("matchExpressions") or []
-        if rule["key"] == INSTANCE_TYPE and rule["operator"] == "In"
-        for value in rule["values"]
-    ]
+    wanted = allowed_values(_pod(manifests), INSTANCE_LABEL)
     return wanted if there and not there & set(wanted) else []
 
 

@@ -16,7 +16,7 @@ from tools.job.snapshot.pod import template_specs
 from tools.kube import Kubectl, Manifests
 from tools.kube.manifests import parse
 from tools.kube.quantity import amount
-from tools.kube.selectors import node_terms
+from tools.kube.selectors import allowed_values
 from tools.workload import kinds
 from tools.workload.workload import Workload
 
@@ -61,14 +61,8 @@ def rows(lines: list[str]) -> list[Row]:
 
 def instances(job: Workload) -> list[str]:
     """Return the instance types that the job's node affinity allows."""
-    values = [
-        str(value).removeprefix(HYPERPOD_PREFIX)
-        for term in node_terms(template_specs(job)[0]) or []
-        for one in term.get("matchExpressions") or []
-        if one["key"] == INSTANCE_LABEL and one["operator"] == "In"
-        for value in one.get("values") or []
-    ]
-    return [name for name in dict.fromkeys(values) if name in INSTANCES]
+    values = allowed_values(template_specs(job)[0], INSTANCE_LABEL)
+    return [name for name in dict.fromkeys(one.removeprefix(HYPERPOD_PREFIX) for one in values) if name in INSTANCES]
 
 
 def manifests(cell: str) -> Manifests:

@@ -49,6 +49,13 @@ def node_terms(spec: Object) -> list[Object] | None:
     return (wanted.get("nodeSelectorTerms") or []) if wanted else None
 
 
+def allowed_values(spec: Object, label: str) -> list[str]:
+    """Return the values of a label that the terms of a pod's required node affinity allow."""
+    expressions = [one for term in node_terms(spec) or [] for one in term.get("matchExpressions") or []]
+    named = (one for one in expressions if one.get("key") == label and one.get("operator") == "In")
+    return [str(value) for one in named for value in one.get("values") or []]
+
+
 def wants(spec: Object, node: Object) -> bool:
     """Return whether a pod's node selector and required affinity select a node."""
     labels, terms = labels_of(node), node_terms(spec)

@@ -6,7 +6,7 @@ these is not taken from it.
 
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 
 from tools.core import output
 from tools.core.errors import UserError
+from tools.core.nested import mappings
 from tools.core.tables import load
 from tools.kube.manifests import Manifests, Object, name_of
 from tools.workload import kinds
@@ -123,14 +124,8 @@ def _take_volumes(made: Script, spec: Object, container: Object, manifests: Mani
 
 def _names(value: Any) -> Iterable[str]:
     """Yield the names of ConfigMaps, Secrets and claims in volumes and variables."""
-    if isinstance(value, Mapping):
-        for key, one in value.items():
-            if key in ("name", "secretName", "claimName") and isinstance(one, str):
-                yield one
-            yield from _names(one)
-    elif isinstance(value, list):
-        for one in value:
-            yield from _names(one)
+    for _, part in mappings(value):
+        yield from (part[key] for key in ("name", "secretName", "claimName") if isinstance(part.get(key), str))
 
 
 def files_of(script: Script) -> dict[str, str]:

@@ -8,10 +8,10 @@ import copy
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tools.cells.renaming import write_hosts
 from tools.core.errors import UserError
+from tools.core.nested import mappings
 from tools.core.tables import load
 from tools.kube.json_patch import difference
 from tools.kube.manifests import Manifests, Object
@@ -208,20 +208,10 @@ def _relabelled(objects: list[Object], job: Workload) -> Iterator[str]:
     """Let selectors of other objects find the TrainJob's pods; yield those that cannot."""
     old = f"{LABEL}job-name"
     for item in objects:
-        for labels in _mappings(item):
+        for _, labels in list(mappings(item)):
             if labels.get(old) == job.name:
                 labels[JobSet.job_label] = labels.pop(old)
             left = [key for key in labels if str(key).startswith(LABEL)]
             if left:
                 named = f"{item.get('kind')} {item['metadata']['name']}"
                 yield f"{named} names {left[0]}, which the pods of a TrainJob lack"
-
-
-def _mappings(value: Any) -> Iterator[Object]:
-    if isinstance(value, dict):
-        yield value
-        for one in value.values():
-            yield from _mappings(one)
-    elif isinstance(value, list):
-        for one in value:
-            yield from _mappings(one)

@@ -22,6 +22,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 from tools.cells.kustomize_graph import KUSTOMIZATION_NAMES
 from tools.core import repo
 from tools.core.errors import UserError
+from tools.core.nested import mapped
 from tools.core.verdict import State, Verdict
 from tools.kube.json_patch import Operation, apply
 from tools.kube.manifests import Manifests, Object, parse, text_of
@@ -135,7 +136,7 @@ def repaired_text(text: str, source: str, fix: Fix) -> str:
         for number, changes in fix.changes.items():
             for change in changes:
                 # Texts are in quotes where kubectl would read them as another type.
-                value = {"value": _quoted(change["value"])} if "value" in change else {}
+                value = {"value": mapped(change["value"], _quoted)} if "value" in change else {}
                 apply(items[number], {**change, **value})
         changed = _dumped(writer, documents)
     except YAMLError as problem:
@@ -181,14 +182,9 @@ def _dumped(writer: YAML, documents: list[Any]) -> str:
     return stream.getvalue()
 
 
-def _quoted(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _quoted(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_quoted(inner) for inner in value]
-    if not isinstance(value, str) or (PLAIN.fullmatch(value) and value.lower() not in WORDS):
-        return value
-    return DoubleQuotedScalarString(value)
+def _quoted(text: str) -> str:
+    is_plain = PLAIN.fullmatch(text) and text.lower() not in WORDS
+    return text if is_plain else DoubleQuotedScalarString(text)
 
 
 def _carried(text: str, unchanged: str, changed: str) -> str:

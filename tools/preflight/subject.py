@@ -8,8 +8,10 @@ from decimal import Decimal
 from typing import Any
 
 from tools.cells.published import Published
+from tools.core.nested import walk
 from tools.core.verdict import Verdict
 from tools.facts.instances import EFA, INSTANCES, NEURON, NVIDIA, Instance
+from tools.kube.json_patch import value_at
 from tools.kube.manifests import Manifests, Object, name_of
 from tools.kube.quantity import pod_requests
 from tools.kube.selectors import node_terms
@@ -275,7 +277,7 @@ def _faults(part: Part) -> Iterator[Misshape]:
         return
     yield from misshapes(part.item, _shape(part.item), "")
     path = kinds.native_path(part.item)
-    template = None if path is None else _at(part.item, path)
+    template = None if path is None else value_at(part.item, path)
     spec = template.get("spec") if isinstance(template, dict) else None
     if isinstance(spec, dict) and spec.get("containers") == []:
         yield Misshape(".".join([*(path or ()), "spec.containers"]), [], "at least one container")
@@ -322,17 +324,9 @@ def title(item: Object) -> str:
     return f"{item.get('kind')}/{name_of(item)}"
 
 
-def texts(value: Any, skip: Sequence[str] = (), path: str = "") -> Iterator[tuple[str, str]]:
+def texts(value: Any, skip: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
     """Yield every string in an object with its path, except those below the keys `skip`."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if key not in skip:
-                yield from texts(inner, skip, f"{path}.{key}".lstrip("."))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from texts(inner, skip, f"{path}[{index}]")
-    elif isinstance(value, str):
-        yield path, value
+    yield from ((path, text) for path, text in walk(value, skip=skip) if isinstance(text, str))
 
 
 def _job(workload: Workload, templates: list[Template], given: Given | None) -> Job:
@@ -371,15 +365,8 @@ def _of_object(item: Object) -> list[Template]:
     path = kinds.native_path(item)
     if path is None:
         return []
-    template = _at(item, path)
+    template = value_at(item, path)
     return [Template(item, ".".join(path), "", 1, 1, template.get("metadata") or {}, template["spec"])]
-
-
-def _at(item: Object, path: tuple[str, ...]) -> Any:
-    value: Any = item
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
 
 
 def _selected(template: Template) -> Selected:

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.core.errors import UserError
+from tools.core.nested import mappings
 from tools.core.tables import load
+from tools.kube.json_patch import value_at
 from tools.kube.manifests import Manifests, Object, name_of
 from tools.kube.shapes import TEMPLATE, misshapes
 from tools.workload import wrappers
@@ -22,7 +24,6 @@ from tools.workload.wrappers import Part
 
 KINDS: tuple[type[Workload], ...] = (*(PyTorchJob, TrainJob, HyperPodPyTorchJob, VolcanoJob, JobSet, IndexedJob),)
 _TABLE: dict[str, Any] = load("workload/kinds.yaml")
-DEEPEST = 12  # levels of an object in which a pod template is looked for
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _unknown(part: Part, every: Manifests, holders: set[str]) -> Unknown | None:
         used = any(f"{item['kind']}/{name_of(item)}" == _runtime(one) for one in every.of_kind("TrainJob"))
         reason = "no TrainJob of the file uses this runtime"
         return None if used else Unknown(item, "spec.template", reason, part.wrapper, part.prefix)
-    found = next(_templates(item, "", 0), None)
+    found = next(_templates(item), None)
     known = group in _TABLE["groups"] and item.get("kind") not in _TABLE["quiet"]
     if found is None and not known:
         return None
@@ -123,9 +124,7 @@ def _unknown(part: Part, every: Manifests, holders: set[str]) -> Unknown | None:
 
 
 def _starts(item: Object, path: tuple[str, ...], every: Manifests) -> bool:
-    template: Any = item
-    for key in path:
-        template = template.get(key) if isinstance(template, dict) else None
+    template = value_at(item, path)
     if not isinstance(template, dict) or any(misshapes(template, TEMPLATE, "")):
         return False
     return launches(template, every)
@@ -138,17 +137,9 @@ def _runtime(job: Object) -> str:
     return f"{reference.get('kind') or 'ClusterTrainingRuntime'}/{reference.get('name')}"
 
 
-def _templates(value: Any, path: str, depth: int) -> Iterator[str]:
+def _templates(item: Object) -> Iterator[str]:
     """Yield the paths of mappings that look like pod templates: with spec.containers, each with an image."""
-    if depth > DEEPEST:
-        return
-    if isinstance(value, dict):
-        spec = value.get("spec")
-        containers = spec.get("containers") if isinstance(spec, dict) else None
+    for path, part in mappings(item):
+        containers = value_at(part, ("spec", "containers"))
         if isinstance(containers, list) and any(isinstance(one, dict) and "image" in one for one in containers):
             yield path or "spec"
-        for key, inner in value.items():
-            yield from _templates(inner, f"{path}.{key}".lstrip("."), depth + 1)
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _templates(inner, f"{path}[{index}]", depth + 1)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from tools.core.errors import UserError
 from tools.core.tables import load
+from tools.kube.json_patch import value_at
 from tools.kube.manifests import Manifests, Object
 from tools.kube.shapes import JOBS, META, Misshape, misshapes
 from tools.workload.pod import Pod, main_container, with_environment
@@ -329,7 +330,7 @@ class Workload(ABC):
     @property
     def suspended(self) -> bool:
         """Return whether the job asks not to run now."""
-        return bool(self.suspend_path) and self._at(self.suspend_path) is True
+        return bool(self.suspend_path) and value_at(self.item, self.suspend_path) is True
 
     def suspend_patch(self, value: bool) -> Object | None:
         """Return the JSON merge patch that suspends or resumes the job, None if the kind cannot."""
@@ -348,15 +349,8 @@ class Workload(ABC):
     def retries(self) -> RetryLimit:
         """Return how often the job starts again before it fails."""
         path, default, counts = self.retry
-        limit = self._at(path.split("."))
+        limit = value_at(self.item, tuple(path.split(".")))
         return RetryLimit(path, default if limit is None else limit, limit is not None, counts)
-
-    def _at(self, path: Iterable[str]) -> Any:
-        """Return the value at a path of the item, None if it is not set."""
-        value: Any = self.item
-        for key in path:
-            value = value.get(key) if isinstance(value, dict) else None
-        return value
 
     def role_of(self, pod: Object) -> str:
         """Return the role of a live pod, in lower case, or an empty text if its labels do not say it."""

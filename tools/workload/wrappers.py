@@ -9,11 +9,11 @@ tools/kube/manifests.py.
 import contextlib
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tools.core.errors import UserError
+from tools.core.nested import mapped
 from tools.kube.manifests import MOST_PODS, Object, counts, documents, name_of
 from tools.kube.shapes import WRAPPERS, Misshape, misshapes
 
@@ -88,7 +88,7 @@ def _inner(item: Object, maps: Object) -> Iterator[tuple[str, Object]]:
     elif (trial_spec := _trial_spec(spec["trialTemplate"], maps)) is not None:
         trial = f"{name_of(item)}-00000000"  # Katib appends eight characters
         values = _values(spec, trial, item)
-        filled = _filled(trial_spec, lambda found: values.get(found[1], found[0]))
+        filled = mapped(trial_spec, lambda text: PLACEHOLDER.sub(lambda one: values.get(one[1], one[0]), text))
         place = "trialSpec" if "trialSpec" in spec["trialTemplate"] else "configMap"
         yield f"spec.trialTemplate.{place}", _named(filled, item, trial, always=True)
 
@@ -144,12 +144,3 @@ def _values(spec: Object, trial: str, item: Object) -> dict[str, str]:
         if isinstance(value, str | int | float):
             found[one["name"]] = str(value)
     return found
-
-
-def _filled(value: Any, replace: Callable[[re.Match[str]], str]) -> Any:
-    """Return a copy of a trial whose placeholders are replaced in every text."""
-    if isinstance(value, dict):
-        return {key: _filled(inner, replace) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_filled(inner, replace) for inner in value]
-    return PLACEHOLDER.sub(replace, value) if isinstance(value, str) else value

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from tools.core.nested import mappings
 from tools.core.verdict import Verdict, bad, good, unclear
 from tools.kube.manifests import Object
 from tools.preflight.rule import Place, rule
@@ -151,22 +152,13 @@ def readiness(subject: Subject) -> Iterator[Verdict]:
 def old_labels(subject: Subject) -> Iterator[Verdict]:
     old = ("pytorch-job-name", "pytorch-replica-type", "pytorch-replica-index")
     for item in subject.objects:
-        for path, key, value in _keys(item.get("spec"), "spec"):
+        fields = ((path, *one) for path, part in mappings(item.get("spec"), "spec") for one in part.items())
+        for path, key, value in fields:
             if key in old or (isinstance(value, str) and key == "key" and value in old):
                 name = str(key if key in old else value)
-                place = Place(title(item), path, value)
+                place = Place(title(item), f"{path}.{key}", value)
                 remedy = f"training.kubeflow.org/{name.removeprefix('pytorch-')}"
                 yield bad(place, f"no pod has the label {name}", remedy)
-
-
-def _keys(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield f"{path}.{key}", str(key), inner
-            yield from _keys(inner, f"{path}.{key}")
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _keys(inner, f"{path}[{index}]")
 
 
 @rule("auto-resume")

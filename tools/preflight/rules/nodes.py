@@ -10,7 +10,7 @@ from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.facts.instances import INSTANCES
 from tools.facts.node_labels import HYPERPOD, KNOWN, OPEN, RESERVED, VALUES
 from tools.kube.manifests import Object
-from tools.kube.selectors import REQUIRED, ZONE, node_terms, selects
+from tools.kube.selectors import REQUIRED, ZONE, allowed_values, node_terms, selects
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import INSTANCE_LABELS, Subject, Template
 
@@ -96,14 +96,8 @@ def efa_one_zone(subject: Subject) -> Iterator[Verdict]:
 def _zone(template: Template) -> str:
     """Return the only zone that a pod may be in, an empty text if it may be in several."""
     fixed = (template.spec.get("nodeSelector") or {}).get(ZONE)
-    allowed = [
-        value
-        for term in node_terms(template.spec) or []
-        for one in term.get("matchExpressions") or []
-        if one["key"] == ZONE and one["operator"] == "In"
-        for value in one.get("values") or []
-    ]
-    return str(fixed or (allowed[0] if len(set(allowed)) == 1 else ""))
+    allowed = set(allowed_values(template.spec, ZONE))
+    return str(fixed or (allowed.pop() if len(allowed) == 1 else ""))
 
 
 def _spread(template: Template) -> str:
