@@ -2,7 +2,7 @@
 
 On Linux the kernel kills a child when this process dies (PR_SET_PDEATHSIG). Processes whose parent has died
 become children of this process (PR_SET_CHILD_SUBREAPER), so they can be found and ended even if they started
-their own session, as torchrun's workers do. On other systems the process table of `ps` is used.
+their own session, as torchrun's workers do.
 """
 
 import contextlib
@@ -16,12 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 KILL_SECONDS = 10.0
 
-_LINUX = sys.platform == "linux"
-_LIBC = ctypes.CDLL(None) if _LINUX else None
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def adopt_orphans() -> None:
@@ -69,12 +70,12 @@ def send_signal(process: subprocess.Popen[bytes], number: signal.Signals) -> Non
 
 def children_of(pid: int) -> set[int]:
     """Return the processes whose parent is `pid`, including zombies."""
-    return {child for child, parent in _table().items() if parent == pid}
+    return {child for child, parent in _parents().items() if parent == pid}
 
 
 def descendants(pids: Iterable[int]) -> set[int]:
     """Return `pids` and all their descendants."""
-    table = _table()
+    table = _parents()
     found = {pid for pid in pids if pid in table}
     while True:
         more = {pid for pid, parent in table.items() if parent in found} - found
@@ -113,50 +114,18 @@ def reap(pids: Iterable[int]) -> None:
 
 def is_alive(pid: int) -> bool:
     """Return whether `pid` runs. A zombie does not."""
-    state = _state(pid)
-    return state is not None and state != "Z"
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def command_line(pid: int) -> str | None:
     """Return a process's command line for a message, or None if it is unknown."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    return " ".join(word.decode(errors="replace") for word in words if word)
+    with contextlib.suppress(psutil.Error):
+        return " ".join(psutil.Process(pid).cmdline())
+    return None
 
 
-def _table() -> dict[int, int]:
-    """Return the parent of each process."""
-    if not _LINUX:
-        return _ps_table()
-    table = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            fields = _stat(int(entry.name))
-            if fields is not None:
-                table[int(entry.name)] = int(fields[1])
-    return table
-
-
-def _state(pid: int) -> str | None:
-    if _LINUX:
-        fields = _stat(pid)
-        return fields[0] if fields else None
-    listed = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return listed.stdout.strip()[:1] or None
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/<pid>/stat after the command's name, which may contain spaces."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    return text.rpartition(")")[2].split()
-
-
-def _ps_table() -> dict[int, int]:
-    listed = subprocess.run(["ps", "-axo", "pid=,ppid="], capture_output=True, text=True, check=True)
-    pairs = (line.split() for line in listed.stdout.splitlines())
-    return {int(pid): int(parent) for pid, parent in pairs}
+def _parents() -> dict[int, int]:
+    """Return the parent of each process, also of zombies."""
+    return {one.pid: one.info["ppid"] for one in psutil.process_iter(["ppid"])}
