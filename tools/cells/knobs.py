@@ -15,13 +15,11 @@ from tools.cells.instance_patch import fit, wanted_types
 from tools.cells.kustomize_graph import is_kustomization
 from tools.cells.matrix import RESTARTS_PER_NODE
 from tools.cells.trainer_config import load_config, write_settings
-from tools.core import repo
-from tools.core.errors import UserError
+from tools.core import UserError, repo
 from tools.facts.instances import INSTANCE_LABEL, INSTANCES, NEURON, NVIDIA, Instance, instance
 from tools.kube.manifests import MOST_PODS, Manifests, Object, parse, read
 from tools.plan.memory import estimate
-from tools.workload import kinds
-from tools.workload.workload import Workload
+from tools.workload import Workload, kinds
 from training.config import ConfigError
 
 FEATURES = "overlays/feature"

@@ -20,9 +20,8 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.core import go_build, output, repo
+from tools.core import UserError, go_build, output, repo
 from tools.core.command_line import TooLarge, captured
-from tools.core.errors import UserError
 from tools.core.go_build import Progress, Unusable
 from tools.core.repo import shown
 from tools.kube.manifests import LARGEST, Manifests, Object, parse

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from tools.cells import kustomize
 from tools.cells.kustomize_graph import KUSTOMIZATION_NAMES, NOT_CELLS, is_kustomization
-from tools.core import repo
-from tools.core.errors import UserError
+from tools.core import UserError, repo
 from tools.kube.manifests import Manifests
 
 

@@ -16,8 +16,7 @@ from ruamel.yaml import YAML
 from tools.cells import hardware, instance_patch
 from tools.cells.kustomize_graph import NOT_CELLS, refuse_diamonds
 from tools.cells.matrix_file import JOB, MARK, MATRIX, Cell, Matrix, load, read, text_of
-from tools.core import repo, tables
-from tools.core.errors import UserError
+from tools.core import UserError, repo, tables
 from tools.facts.instances import Instance
 from training import config
 

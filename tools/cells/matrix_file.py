@@ -13,8 +13,7 @@ from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from tools.cells import hardware
-from tools.core.errors import UserError
-from tools.core.repo import did_you_mean
+from tools.core import UserError, did_you_mean
 from tools.facts.instances import Instance, instance
 from tools.kube.manifests import LARGEST
 from training import config

@@ -3,8 +3,7 @@
 from tools.cells.knobs import machine
 from tools.cells.memory import room_on
 from tools.cells.trainer_config import load_config
-from tools.core import repo
-from tools.core.errors import UserError
+from tools.core import UserError, repo
 from tools.facts.instances import NEURON, NVIDIA
 from tools.kube.manifests import Manifests
 from tools.kube.quantity import amount, quantity

@@ -15,9 +15,7 @@ from tools.core.command_line import LONGEST_LABEL
 from tools.core.errors import UserError
 from tools.core.nested import mapped
 from tools.kube.manifests import Manifests, Object, name_of
-from tools.workload import kinds
-from tools.workload.pod import ControllerFault, PodsUnknown
-from tools.workload.workload import Workload
+from tools.workload import ControllerFault, PodsUnknown, Workload, kinds
 
 Names = dict[tuple[str, str], str]  # by kind and old name
 # Kinds of a job's own objects.

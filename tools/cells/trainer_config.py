@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools.core import repo
-from tools.core.errors import UserError
+from tools.core import UserError, repo
 from tools.kube.manifests import Manifests, Object, name_of
 from tools.workload import kinds
 

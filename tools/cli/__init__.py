@@ -9,8 +9,7 @@ import click
 
 from tools import __version__
 from tools.cli._lazy_group import LazyGroup
-from tools.core import output, repo
-from tools.core.errors import UserError
+from tools.core import UserError, output, repo
 
 COMMANDS = Path(__file__).resolve().parent
 

@@ -16,13 +16,10 @@ from tools.cells.knobs import Knobs
 from tools.cli import _knobs
 from tools.cli._parameters import shared
 from tools.cli.job import _options
-from tools.core import output, repo
-from tools.core.errors import UserError
-from tools.core.verdict import Verdict
+from tools.core import UserError, Verdict, output, repo
 from tools.job import proof_job
 from tools.job.snapshot import lookup
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Manifests
+from tools.kube import Kubectl, Manifests
 from tools.prove import claims, pods, proofs, report, run, trials
 from tools.prove.observed import TABLE
 from tools.prove.trials import Options, Subject

@@ -14,8 +14,7 @@ from tools.core import State, Verdict, nearest, output
 from tools.kube import Manifests, Object, name_of
 from tools.kube.quantity import plain, pod_requests
 from tools.kube.selectors import REQUIRED, labels_of, node_terms, wants
-from tools.workload import kinds
-from tools.workload.workload import Role, Workload
+from tools.workload import Role, Workload, kinds
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 REASON = "the cluster must serve the job's kind and have its machines, claims and queue"

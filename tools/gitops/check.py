@@ -14,10 +14,7 @@ from tools.cells.kustomize_graph import KUSTOMIZATION_NAMES
 from tools.cluster import cluster_env
 from tools.cluster.cluster_env import Fact
 from tools.cluster.platform import substitute
-from tools.core import output
-from tools.core.errors import UserError
-from tools.core.repo import nearest
-from tools.core.verdict import State, Verdict
+from tools.core import State, UserError, Verdict, nearest, output
 from tools.gitops import flux_objects, git
 from tools.gitops.live import Live
 from tools.gitops.render import render

@@ -8,8 +8,7 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-from tools.core import command_line
-from tools.core.errors import UserError
+from tools.core import UserError, command_line
 
 
 def commit(root: Path, text: str) -> str:

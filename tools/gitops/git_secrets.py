@@ -12,9 +12,8 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from tools.cells.kustomize import Renderer
-from tools.core.errors import UserError
+from tools.core import State, UserError, Verdict
 from tools.core.repo import shown
-from tools.core.verdict import State, Verdict
 from tools.gitops import flux_objects, git
 from training.config import bounds
 

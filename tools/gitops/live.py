@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tools.gitops.run_file import RunFile
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Object
+from tools.kube import Kubectl, Object
 from tools.kube.selectors import labels_of
 
 KUSTOMIZATIONS = "kustomizations.kustomize.toolkit.fluxcd.io"

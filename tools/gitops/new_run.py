@@ -12,9 +12,8 @@ from tools.cells.kustomize import Renderer
 from tools.cells.kustomize_graph import KUSTOMIZATION_NAMES, NOT_CELLS
 from tools.cells.renaming import HASH
 from tools.cluster import cluster_env
-from tools.core.errors import UserError
+from tools.core import State, UserError, Verdict
 from tools.core.repo import did_you_mean, shown
-from tools.core.verdict import State, Verdict
 from tools.facts.instances import INSTANCE_LABEL
 from tools.gitops import flux_objects, git
 from tools.gitops.render import render

@@ -17,8 +17,7 @@ from tools.kube import Kubectl, Manifests
 from tools.kube.manifests import parse
 from tools.kube.quantity import amount
 from tools.kube.selectors import allowed_values
-from tools.workload import kinds
-from tools.workload.workload import Workload
+from tools.workload import Workload, kinds
 
 ENOUGH = 0.8  # of the published bandwidth at the same message size
 MIB = 2**20

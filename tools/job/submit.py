@@ -17,10 +17,9 @@ from tools.kube.selectors import wants
 from tools.preflight.evaluate import evaluate
 from tools.prove import proofs
 from tools.stage import look
-from tools.workload import kinds
+from tools.workload import Workload, kinds
 from tools.workload.pytorchjob import PyTorchJob
 from tools.workload.trainjob import GROUP, TrainJob
-from tools.workload.workload import Workload
 
 MOST_NAMED = 5  # nodes
 FEATURE = "trainjob"  # overlays/feature/trainjob

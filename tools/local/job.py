@@ -16,9 +16,8 @@ from tools.kube import Manifests
 from tools.simulator import volumes, wiring
 from tools.simulator.local_pod import LocalPod, local_pods
 from tools.simulator.supervisor import Success
-from tools.workload import kinds
+from tools.workload import Pod, kinds
 from tools.workload.operator_admission import MASTER
-from tools.workload.pod import Pod
 
 if TYPE_CHECKING:
     from training.config import Config

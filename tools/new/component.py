@@ -8,8 +8,7 @@ from typing import Any
 
 from tools.cells import matrix
 from tools.cells.matrix_file import Cell, text_of
-from tools.core import repo
-from tools.core.errors import UserError
+from tools.core import UserError, repo
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 Entry = Mapping[str, Any]  # of a cell in the matrix

@@ -9,8 +9,7 @@ import yaml  # type: ignore[import-untyped]
 from tools.cells import matrix, memory
 from tools.cells.hardware import DEVICES
 from tools.cells.matrix_file import Cell, text_of
-from tools.core import repo
-from tools.core.errors import UserError
+from tools.core import UserError, repo
 from tools.facts.instances import EFA
 from tools.kube.kubectl import Kubectl
 from tools.new import component

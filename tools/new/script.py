@@ -12,14 +12,12 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 from tools.core.nested import mappings
 from tools.core.tables import load
 from tools.kube.manifests import Manifests, Object, name_of
-from tools.workload import kinds
+from tools.workload import Workload, kinds
 from tools.workload.operator_admission import DEFAULT_CONTAINER
-from tools.workload.workload import Workload
 
 AGENT = ("python3", "/trainyard-agent/agent.pyz", "--")
 IMAGE = re.compile(r"[a-zA-Z0-9][\w./:@-]{0,511}")

@@ -3,8 +3,7 @@
 import shlex
 from collections.abc import Mapping, Sequence
 
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 from tools.core.tables import load
 from tools.simulator import launchers
 from tools.simulator.prefixes import TABLE

@@ -17,15 +17,13 @@ from tools.kube.json_patch import difference
 from tools.kube.manifests import Manifests, Object
 from tools.kube.quantity import quantity
 from tools.simulator import wiring
-from tools.workload import kinds
+from tools.workload import ControllerFault, Pod, Workload, kinds
 from tools.workload.indexed_job import INDEX
 from tools.workload.jobset import JobSet
 from tools.workload.operator_admission import DEFAULT_CONTAINER
 from tools.workload.operator_pods import LABEL
-from tools.workload.pod import ControllerFault, Pod
 from tools.workload.pytorchjob import PyTorchJob
 from tools.workload.trainjob import ANCESTOR, GROUP, NODE, RESERVED, TRAINER, TrainJob
-from tools.workload.workload import Workload
 
 INDEX_PATH = f"metadata.annotations['{INDEX}']"
 # Fields of pods, in variables: the operator's label, and what a TrainJob's pod has instead.

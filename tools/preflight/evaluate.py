@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from tools.cells.published import Published
 from tools.core.rules import PRACTICE, TRAINS, Question, Rule
 from tools.core.verdict import State, Verdict, of_state, worst
-from tools.kube import schemas
-from tools.kube.manifests import Manifests
+from tools.kube import Manifests, schemas
 from tools.preflight.rule import rule
 from tools.preflight.subject import Subject, subject, title
 from tools.simulator.node import Given

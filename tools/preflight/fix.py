@@ -20,10 +20,8 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from tools.cells.kustomize_graph import KUSTOMIZATION_NAMES
-from tools.core import repo
-from tools.core.errors import UserError
+from tools.core import State, UserError, Verdict, repo
 from tools.core.nested import mapped
-from tools.core.verdict import State, Verdict
 from tools.kube.json_patch import Operation, apply
 from tools.kube.manifests import Manifests, Object, parse, text_of
 from tools.preflight.evaluate import Evaluation, evaluate

@@ -11,8 +11,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from tools.core.repo import nearest
-from tools.core.verdict import Verdict
+from tools.core import Verdict, nearest
 from tools.facts.instances import EFA
 from tools.kube.json_patch import APPEND, Edit, Keys, Operation, operation, value_at
 from tools.kube.manifests import Object

@@ -20,10 +20,8 @@ from tools.simulator import wiring
 from tools.simulator.command_line import literals, words
 from tools.simulator.node import Given, Node
 from tools.simulator.wiring import Analysis
-from tools.workload import kinds
+from tools.workload import ControllerFault, Pod, PodsUnknown, Workload, kinds
 from tools.workload.kinds import Unknown
-from tools.workload.pod import ControllerFault, Pod, PodsUnknown
-from tools.workload.workload import Workload
 from tools.workload.wrappers import Part
 
 # Other API groups have other kinds of these names: Volcano has a Job, Calico a NetworkPolicy.

@@ -16,8 +16,7 @@ from tools.core.errors import UserError
 from tools.kube.manifests import Manifests, Object, parse
 from tools.prove import trials
 from tools.prove.trials import Options, Subject
-from tools.workload import kinds
-from tools.workload.workload import Workload
+from tools.workload import Workload, kinds
 from training.prove import plan as plans
 from training.prove.plan import Plan
 

@@ -14,19 +14,16 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tools.core import output, repo
-from tools.core.errors import UserError
+from tools.core import State, UserError, Verdict, output, repo
 from tools.core.secret_patterns import mask
-from tools.core.verdict import State, Verdict
 from tools.kube.manifests import Manifests
 from tools.prove.claims import NAMES, NEEDED
 from tools.prove.observed import TABLE
 from tools.simulator import launch, launchers, node, volumes, wiring
 from tools.simulator.shell import SHELLS
 from tools.simulator.torchrun import BadOptions, UnknownOptions
-from tools.workload import kinds
+from tools.workload import Pod, kinds
 from tools.workload.hosts import Hosts
-from tools.workload.pod import Pod
 
 VERSION = 1
 LARGEST = 4 << 20  # bytes of a proof or of a file whose content is digested

@@ -7,8 +7,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from tools.core import output, repo
-from tools.core.errors import UserError
+from tools.core import UserError, output, repo
 from tools.core.secret_patterns import mask
 from tools.prove.observed import TABLE
 from tools.prove.proofs import Saved

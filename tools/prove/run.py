@@ -12,9 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tools.core import output
-from tools.core.errors import UserError
-from tools.core.verdict import Verdict
+from tools.core import UserError, Verdict, output
 from tools.prove import claims, observed, trials
 from tools.prove.observed import TABLE, Proof, Run
 from tools.prove.trials import Options, Subject

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tools.cells.knobs import Knobs
-from tools.core import repo
-from tools.core.errors import UserError
+from tools.core import UserError, repo
 from tools.core.secret_patterns import SHAPES
 from tools.kube.manifests import Manifests
 from tools.local import job as local_job

@@ -4,8 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tools.core.errors import UserError
-from tools.core.verdict import State
+from tools.core import State, UserError
 from tools.kube.manifests import Manifests, Object
 from tools.simulator import environment, launch, volumes
 from tools.simulator.command_line import option

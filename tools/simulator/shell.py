@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.core import command_line, repo
-from tools.core.errors import UserError
+from tools.core import UserError, command_line, repo
 
 SHELLS = ("sh", "bash", "dash", "ash")
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"

@@ -20,8 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from tools.core import processes
-from tools.core.errors import UserError
+from tools.core import UserError, processes
 from tools.simulator.local_pod import LocalPod
 from training.run.directory import RunDir
 from training.run.exit_status import exit_in_words

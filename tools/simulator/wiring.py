@@ -7,18 +7,15 @@ reason. `wiring_proof` then runs what passed, with a probe in place of the train
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import State, UserError, Verdict, output
 from tools.core.secret_patterns import mask
-from tools.core.verdict import State, Verdict
 from tools.facts.instances import NVIDIA
 from tools.simulator.launch import Launch
 from tools.simulator.local_pod import gpus
 from tools.simulator.node import LONGEST_SHOWN, Apart, Finding, Given, Node, launch_of, node_of
 from tools.simulator.torchrun import HYPERPOD, BadOptions
+from tools.workload import ControllerFault, Pod, PodsUnknown, Workload
 from tools.workload.hosts import Hosts
-from tools.workload.pod import ControllerFault, Pod, PodsUnknown
-from tools.workload.workload import Workload
 
 # What a job without known pods raises, and one that is not of the form that Kubernetes takes.
 NO_PODS = (ControllerFault, PodsUnknown, UserError, AttributeError, LookupError, TypeError, ValueError)

@@ -25,9 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.core import output, processes, repo
-from tools.core.errors import UserError
-from tools.core.verdict import State, Verdict
+from tools.core import State, UserError, Verdict, output, processes, repo
 from tools.simulator import environment, probe_launcher, rank_probe
 from tools.simulator.local_pod import ADDRESS, FROM_THE_MACHINE, ON_LOOPBACK
 from tools.simulator.node import Node

@@ -6,11 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tools.core import repo
-from tools.core.errors import UserError
+from tools.core import UserError, repo
 from tools.core.own_module import answer
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Object
+from tools.kube import Kubectl, Object
 from tools.stage import pods
 from tools.stage.request import Request
 from tools.stage.send import send

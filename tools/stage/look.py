@@ -11,11 +11,9 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from tools.cells.trainer_config import config_texts, inputs
-from tools.core import repo
-from tools.core.errors import UserError
+from tools.core import UserError, repo
 from tools.facts.gated import GATED
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Manifests, Object
+from tools.kube import Kubectl, Manifests, Object
 from tools.stage import pods
 from tools.stage.bring import noted
 from tools.workload import kinds

@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tools.cells import kustomize
-from tools.core import output, repo
+from tools.core import UserError, output, repo
 from tools.core.command_line import selector
-from tools.core.errors import UserError
 from tools.facts.instances import INSTANCE_LABEL, INSTANCES
-from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Object, name_of
+from tools.kube import Kubectl, Object, name_of
 from tools.stage.request import Request
 
 CONTAINER, OWNER = "stage", "batch.kubernetes.io/job-name"

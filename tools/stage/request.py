@@ -4,9 +4,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.core import repo
+from tools.core import UserError, repo
 from tools.core.command_line import is_subdomain
-from tools.core.errors import UserError
 
 LOCAL, CLAIM = "local", "trainyard"
 REMOTE = ("s3://", "https://", "http://", "hf://")

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tools.core import output
+from tools.core import UserError, output
 from tools.core.command_line import Reader
-from tools.core.errors import UserError
 from tools.core.wait import sparing
 from tools.kube.kubectl import Kubectl, missing
 from tools.stage.pods import CONTAINER, TARGET

@@ -3,9 +3,7 @@
 from pathlib import Path
 
 from tools.cli.job import _options
-from tools.core import output
-from tools.core.errors import UserError
-from tools.core.verdict import State
+from tools.core import State, UserError, output
 from tools.job.diagnosis import log_files
 from tools.job.diagnosis.explain import Explanation, explain
 from tools.job.snapshot import collect, lookup, snapshot

@@ -5,8 +5,7 @@ from typing import Any
 import click
 
 from tools.cells import memory
-from tools.core import output
-from tools.core.errors import UserError
+from tools.core import UserError, output
 from tools.kube.kubectl import Kubectl
 from tools.new import component, hardware
 

@@ -8,8 +8,7 @@ from tools.cells import outlook
 from tools.cells.knobs import Knobs
 from tools.cli import _knobs
 from tools.cli.job import _options
-from tools.core import output, repo
-from tools.core.errors import UserError
+from tools.core import UserError, output, repo
 from tools.job.metrics import sources
 from tools.job.metrics.series import Record
 from tools.kube.kubectl import Kubectl

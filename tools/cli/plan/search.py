@@ -5,8 +5,7 @@ import re
 from tools.cells import matrix
 from tools.cells.memory import room_on, smallest
 from tools.cli.plan import _shown
-from tools.core import output, repo
-from tools.core.errors import UserError
+from tools.core import UserError, output, repo
 from tools.facts.instances import INSTANCES, Instance
 from tools.plan.layout import Machine
 from tools.plan.outlook import Plan, Run

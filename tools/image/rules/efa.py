@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from packaging.version import Version
 
-from tools.core import Verdict
-from tools.core.verdict import bad, doubtful, good, unclear
+from tools.core import Verdict, bad, doubtful, good, unclear
 from tools.facts import compatibility
 from tools.image.dockerfile.parse import Instruction
 from tools.image.dockerfile.shell_script import commands, script

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tools.core import Verdict, repo
+from tools.core import Verdict, bad, doubtful, repo, unclear
 from tools.core.tables import load
-from tools.core.verdict import bad, doubtful, unclear
 from tools.image.dockerfile.parse import Dockerfile, Instruction
 from tools.image.rules.rule import Location, Subject, at, rule
 from tools.image.rules.runtime import exec_remedy, shell_forms

@@ -7,11 +7,10 @@ from itertools import pairwise, takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tools.core import State, Verdict
+from tools.core import State, Verdict, bad, doubtful, good, unclear
 from tools.core.output import count
 from tools.core.secret_patterns import mask
 from tools.core.tables import load
-from tools.core.verdict import bad, doubtful, good, unclear
 from tools.image.dockerfile.context import matching
 from tools.image.dockerfile.dockerignore import files
 from tools.image.dockerfile.packages import Install

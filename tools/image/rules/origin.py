@@ -5,10 +5,9 @@ from collections.abc import Iterator
 
 from packaging.version import Version
 
-from tools.core import Verdict
+from tools.core import Verdict, doubtful, good
 from tools.core.secret_patterns import mask
 from tools.core.tables import load, patterns
-from tools.core.verdict import doubtful, good
 from tools.facts import compatibility
 from tools.image.dockerfile.shell_script import commands, program, script
 from tools.image.rules.rule import Subject, at, rule

@@ -8,9 +8,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from tools.core import Verdict
+from tools.core import Verdict, bad, doubtful, good, unclear
 from tools.core.tables import patterns
-from tools.core.verdict import bad, doubtful, good, unclear
 from tools.image.dockerfile.context import matching
 from tools.image.dockerfile.parse import PLATFORM_ARGS, Instruction, Stage, unresolved
 from tools.image.rules.rule import Location, Subject, at, rule

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
-from tools.core import Verdict, secret_patterns
+from tools.core import Verdict, bad, doubtful, good, secret_patterns
 from tools.core.tables import load, patterns
-from tools.core.verdict import bad, doubtful, good
 from tools.image.dockerfile.dockerignore import files
 from tools.image.dockerfile.parse import Instruction
 from tools.image.rules.rule import Location, Subject, at, rule

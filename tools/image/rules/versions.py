@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from tools.core import Verdict
+from tools.core import Verdict, bad, doubtful, good, unclear
 from tools.core.tables import load
-from tools.core.verdict import bad, doubtful, good, unclear
 from tools.facts import compatibility
 from tools.image.dockerfile.packages import LOCKS, Install, Package, cuda_version
 from tools.image.dockerfile.shell_script import script

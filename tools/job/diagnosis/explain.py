@@ -5,9 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tools.core import State, Verdict, duration, moment
 from tools.core.output import count
-from tools.core.timestamps import duration, moment
-from tools.core.verdict import State, Verdict
 from tools.job.diagnosis import (
     admission,
     autoscaling,

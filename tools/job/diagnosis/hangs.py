@@ -12,8 +12,7 @@ from tools.job.metrics import progress
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot
-from tools.kube import network_policy
-from tools.kube.manifests import Object
+from tools.kube import Object, network_policy
 from training.run.heartbeat import Beat
 
 TOGETHER = 3.0  # seconds between the last heartbeats of ranks that stopped at the same time

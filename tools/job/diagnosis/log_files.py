@@ -13,10 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, cast
 
-from tools.core.errors import UserError
+from tools.core import State, UserError, moment
 from tools.core.output import count
-from tools.core.timestamps import moment
-from tools.core.verdict import State
 from tools.job.diagnosis import exit_codes, log_causes, log_failures, no_steps, performance
 from tools.job.diagnosis.cause import Cause, short
 from tools.job.diagnosis.explain import Explanation

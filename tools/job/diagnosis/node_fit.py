@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from tools.job.diagnosis.resources import formatted, is_accelerator, name_of, rank
-from tools.kube import selectors
-from tools.kube.manifests import Object
+from tools.kube import Object, selectors
 from tools.kube.quantity import amounts, plain, pod_requests
 from tools.kube.selectors import CORDON, REQUIRED, ZONE, labels_of, selects
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from tools.job.snapshot.kinds import NOT_READ, OWNERS
 from tools.kube import Object, name_of
-from tools.workload import kinds
-from tools.workload.workload import JobState, Workload
+from tools.workload import JobState, Workload, kinds
 
 APP_WRAPPER = "AppWrapper.workload.codeflare.dev"
 # status.phase of an AppWrapper whose job does not exist: it was not created yet, or was deleted again.

@@ -12,8 +12,7 @@ from tools.job.snapshot.live_job import EVERY, READ_KINDS, WRAPPERS, LiveJob, ki
 from tools.job.snapshot.queries import Queries
 from tools.kube import Kubectl, Manifests, Object, name_of
 from tools.kube.kubectl import CANNOT_SEE, failure, foreign
-from tools.workload import kinds
-from tools.workload.workload import Workload
+from tools.workload import Workload, kinds
 
 LEVELS = 8  # of owners above a job
 KEPT_OWNERS = ("CronJob",)  # an owner that does not create a stopped job again

@@ -6,8 +6,7 @@ from datetime import datetime
 from tools.core import UserError, moment
 from tools.kube import Object
 from tools.kube.kubectl import CANNOT_SEE
-from tools.workload.pod import main_container
-from tools.workload.workload import Workload
+from tools.workload import Workload, main_container
 
 RUN_VARIABLE = "TRAINYARD_RUN"
 

@@ -22,8 +22,7 @@ from tools.job.snapshot.live_job import LiveJob
 from tools.job.snapshot.pod import JobPod, template_specs
 from tools.job.snapshot.shareable import affinity_labels, clean, counted
 from tools.kube import Manifests, Object, name_of
-from tools.workload import kinds
-from tools.workload.workload import Workload
+from tools.workload import Workload, kinds
 
 FILE = "snapshot.json"
 CURRENT, PREVIOUS = "current", "previous"

@@ -3,10 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from tools.core import secret_patterns
+from tools.core import Verdict, bad, doubtful, good, secret_patterns
 from tools.core.command_line import is_label, is_subdomain
 from tools.core.tables import load
-from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.kube.images import is_local
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, title

@@ -5,8 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tools.core.repo import nearest
-from tools.core.verdict import Verdict, bad, doubtful, good
+from tools.core import Verdict, bad, doubtful, good, nearest
 from tools.facts.instances import INSTANCES
 from tools.facts.node_labels import HYPERPOD, KNOWN, OPEN, RESERVED, VALUES
 from tools.kube.manifests import Object

@@ -7,10 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tools.core import secret_patterns
-from tools.core.verdict import Verdict, bad, doubtful, good
-from tools.kube import network_policy
-from tools.kube.manifests import Object
+from tools.core import Verdict, bad, doubtful, good, secret_patterns
+from tools.kube import Object, network_policy
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, Template, known_kind, texts, title
 from tools.workload.operator_pods import DEFAULT_PORT

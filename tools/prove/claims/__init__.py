@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.core import output, tables
-from tools.core.verdict import State, Verdict, worst
+from tools.core import State, Verdict, output, tables, worst
 from tools.prove.observed import TABLE, Proof, Run
 
 NAMES: list[str] = list(TABLE["claims"])

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tools.core import output
-from tools.core.verdict import State
+from tools.core import State, output
 from tools.prove.claims import Finding, failed, passed, unknown, warned
 from tools.prove.claims.files import lost_checkpoints
 from tools.prove.claims.repeatable import batches_repeat, differs
