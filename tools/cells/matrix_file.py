@@ -210,8 +210,7 @@ def _entries(text: str) -> CommentedMap:
         raise UserError(f"{MATRIX}: a mapping `cells:` is needed")
     for key in document:
         if key not in PARTS:
-            known = f"known here: {', '.join(PARTS)}"
-            raise UserError(f"{MATRIX}:{_line(document, key)}: unknown key {key}", known)
+            raise UserError(f"{MATRIX}:{_line(document, key)}: unknown key {key}", f"known here: {', '.join(PARTS)}")
     return document
 
 

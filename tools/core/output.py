@@ -80,8 +80,7 @@ def data(value: Any, indent: int | None = 2, raw: bool = False) -> None:
 
 def ask(question: str, hidden: bool = False) -> str:
     """Return the user's answer to a question on standard error. Raises click.Abort at the end of input."""
-    text = visible(mask(question))
-    answer: str = click.prompt(text, hide_input=hidden, err=True, default="", show_default=False)
+    answer: str = click.prompt(visible(mask(question)), hide_input=hidden, err=True, default="", show_default=False)
     return answer
 
 

@@ -184,8 +184,7 @@ def _image(rendered: str, wanted: str | None) -> Image:
             "--image NAME@sha256:..., as `yard image push` printed it",
         )
     if not DIGEST.fullmatch(digest) or (at and not new_name):
-        hint = "NAME@sha256:<64 hexadecimal digits>, or only the digest"
-        raise UserError(f"--image {wanted}: not a digest", hint)
+        raise UserError(f"--image {wanted}: not a digest", "NAME@sha256:<64 hexadecimal digits>, or only the digest")
     pulled = re.sub(r":[^:/]+$", "", new_name) or name
     if is_local(pulled):
         host = pulled.partition("/")[0]

@@ -61,8 +61,7 @@ def write(
 def check_name(name: str, kind: str) -> None:
     """Raise UserError unless `name` can be a Component's, and the part of a pod's name."""
     if not NAME.fullmatch(name):
-        hint = "lower-case letters, digits and dashes, at most 40"
-        raise UserError(f"{name!r} cannot be a {kind}'s name", hint)
+        raise UserError(f"{name!r} cannot be a {kind}'s name", "lower-case letters, digits and dashes, at most 40")
 
 
 def entry_of(cell: Cell, found: matrix.Matrix) -> Entry:

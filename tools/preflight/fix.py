@@ -255,8 +255,7 @@ def _undo(files: list[File]) -> None:
 
 def renders(directory: Path, fix: Fix, render: Render) -> bool:
     """Return whether a directory renders to the repaired objects."""
-    found = parse(render(directory), str(directory)).objects
-    return sorted(map(_text, found)) == sorted(map(_text, fix.objects))
+    return sorted(map(_text, parse(render(directory), str(directory)).objects)) == sorted(map(_text, fix.objects))
 
 
 def _text(item: Object) -> str:

@@ -210,8 +210,7 @@ class Supervisor:
         if running.exit_code in PERMANENT_CODES:
             return Outcome(End.FAILED, f"{code}, which a restart cannot cure", name)
         if not _restarts_on(running.pod.restart_policy, running.exit_code or 0):
-            reason = f"{code}, and restartPolicy is {running.pod.restart_policy}"
-            return Outcome(End.FAILED, reason, name)
+            return Outcome(End.FAILED, f"{code}, and restartPolicy is {running.pod.restart_policy}", name)
         moved = self._progress() > running.highest_at_start
         running.without_progress = 0 if moved else running.without_progress + 1
         if running.without_progress >= ATTEMPTS_WITHOUT_PROGRESS:

@@ -55,16 +55,14 @@ class Hosts:
             return NoSuchHost(f"{pod.name}: {reason}", "name the first pod of the job")
         if self.job.nameless:
             why = self.job.nameless
-            reason = f"{why.reason}: the pods cannot find each other by name"
-            return NoSuchHost(reason, why.remedy, why.certain)
+            return NoSuchHost(f"{why.reason}: the pods cannot find each other by name", why.remedy, why.certain)
         known = [one.hosts[0] for one in self.pods if one.hosts] or [one.name for one in self.pods]
         full = next((name for name in known if name.startswith(f"{host}.")), "")
         if full:
             return NoSuchHost(f"{pod.name}: {host} is not a name in DNS without its subdomain", f"use {full}")
         names = ", ".join(known[:2]) + (", ..." if len(known) > 2 else "")
         reason = f"the rendezvous host {host} is not one of the job's pods ({names})"
-        remedy = f"name a pod of the job, such as {known[0]}"
-        return NoSuchHost(f"{pod.name}: {reason}", remedy)
+        return NoSuchHost(f"{pod.name}: {reason}", f"name a pod of the job, such as {known[0]}")
 
 
 def _without_domain(host: str, namespace: str) -> str:

@@ -239,5 +239,4 @@ def efa_provider(subject: Subject) -> Iterator[Verdict]:
         if template.efa > 0:
             yield good(place, "the pod has an interface")
         elif template.nodes > 1:
-            summary = f"{name} forces EFA, and the pod requests no interface"
-            yield bad(place, summary, "request vpc.amazonaws.com/efa")
+            yield bad(place, f"{name} forces EFA, and the pod requests no interface", "request vpc.amazonaws.com/efa")

@@ -67,8 +67,7 @@ def references(subject: Subject) -> Iterator[Verdict]:
             here = known[kind]
             place = Place(template.object, path, name)
             if "$" not in name and not is_subdomain(name):
-                summary = f"Kubernetes allows no {kind} of the name {name!r}"
-                yield bad(place, summary, "use a-z, 0-9, - and .")
+                yield bad(place, f"Kubernetes allows no {kind} of the name {name!r}", "use a-z, 0-9, - and .")
                 continue
             if name in here:
                 yield _key_verdict(place, kind, here[name], key, optional)
@@ -178,8 +177,7 @@ def service_account(subject: Subject) -> Iterator[Verdict]:
             yield good(place, "pods use it")
         else:
             accounts = ", ".join(sorted(str(account or "default") for account in names))
-            summary = f"no pod uses it; the pods run as {accounts}"
-            yield doubtful(place, summary, f"serviceAccountName: {name}")
+            yield doubtful(place, f"no pod uses it; the pods run as {accounts}", f"serviceAccountName: {name}")
 
 
 @rule("object-twice")

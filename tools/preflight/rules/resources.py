@@ -53,8 +53,7 @@ def _above_limit(template: Template, path: str, resources: dict[str, dict[str, o
         low, high = amount(value), amount(limits.get(name))
         if low is not None and high is not None and low > high:
             place = Place(template.object, f"{path}.resources.requests.{name}", value)
-            summary = f"{name}: the request {value} is above the limit {limits[name]}"
-            yield bad(place, summary, "raise the limit")
+            yield bad(place, f"{name}: the request {value} is above the limit {limits[name]}", "raise the limit")
 
 
 @rule("devices-whole")
@@ -64,8 +63,7 @@ def devices_whole(subject: Subject) -> Iterator[Verdict]:
             resources = container.get("resources") or {}
             limits, wanted = resources.get("limits") or {}, resources.get("requests") or {}
             for name in (name for name in dict.fromkeys([*limits, *wanted]) if extended(name)):
-                value = f"{name}: {limits.get(name, wanted.get(name))}"
-                place = Place(template.object, f"{path}.resources", value)
+                place = Place(template.object, f"{path}.resources", f"{name}: {limits.get(name, wanted.get(name))}")
                 fault = _device_fault(name, limits, wanted)
                 yield bad(place, *fault) if fault else good(place, "an integer limit")
 

@@ -95,8 +95,7 @@ def restricted(subject: Subject) -> Iterator[Verdict]:
             faults.append("the operator's init container init-pytorch")
         place = Place(template.object, template.spec_path, f"namespace {template.namespace}")
         for fault in faults:
-            summary = f"refused in namespace {template.namespace}: {fault}"
-            yield bad(place, summary, "satisfy the restricted standard")
+            yield bad(place, f"refused in namespace {template.namespace}: {fault}", "satisfy the restricted standard")
         if not faults:
             yield good(place, "the restricted standard is satisfied")
 
@@ -223,8 +222,7 @@ def _joined(template: Template, labels: dict[str, str], there: list[Object], dir
             yield good(place, "the job's pods reach each other")
         else:
             summary = "no rule lets the job's pods reach each other on all ports"
-            remedy = f"{network_policy.PEERS[direction]}: the job's own pods, without ports"
-            yield bad(place, summary, remedy)
+            yield bad(place, summary, f"{network_policy.PEERS[direction]}: the job's own pods, without ports")
 
 
 def _unfenced(template: Template, labels: dict[str, str], there: list[Object]) -> Iterator[Verdict]:

@@ -107,8 +107,7 @@ def claim_access(subject: Subject) -> Iterator[Verdict]:
             if {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
                 yield good(place, "all nodes can mount the claim")
             else:
-                summary = f"{pods} pods use a claim that only one node can mount"
-                yield bad(place, summary, "ReadWriteMany")
+                yield bad(place, f"{pods} pods use a claim that only one node can mount", "ReadWriteMany")
 
 
 def _without(claim: str, template: Template, subject: Subject) -> int:
@@ -133,8 +132,7 @@ def compile_cache(subject: Subject) -> Iterator[Verdict]:
                 summary = "compiled code on a directory of the node, which other pods can write"
                 yield bad(place, summary, "a path on an emptyDir")
             elif mount and "subPathExpr" not in mount and _kind(volume, mount) == SHARED:
-                summary = "whoever writes to this volume runs code in the job"
-                yield doubtful(place, summary, "a path on an emptyDir")
+                yield doubtful(place, "whoever writes to this volume runs code in the job", "a path on an emptyDir")
             else:
                 yield good(place, "no other job writes there")
 
