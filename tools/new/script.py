@@ -4,18 +4,15 @@ The cell's controller and its hardware set the pods, processes and devices, so t
 these is not taken from it.
 """
 
-import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
-
-from ruamel.yaml import YAML
 
 from tools.core import UserError, output
 from tools.core.nested import mappings
 from tools.core.tables import load
-from tools.kube.manifests import Manifests, Object, name_of
+from tools.kube.manifests import Manifests, Object, name_of, written
 from tools.workload import Workload, kinds
 from tools.workload.operator_admission import DEFAULT_CONTAINER
 
@@ -145,17 +142,9 @@ def files_of(script: Script) -> dict[str, str]:
     pod = {**script.pod, "containers": [container], "volumes": volumes}
     replica = {"Worker": {"template": {"spec": pod}}}
     job = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "train"}}
-    files = {"script.yaml": _dump([{**job, "spec": {"pytorchReplicaSpecs": replica}}])}
+    files = {"script.yaml": written([{**job, "spec": {"pytorchReplicaSpecs": replica}}])}
     if script.config_maps:
-        files["configmaps.yaml"] = _dump(script.config_maps)
+        files["configmaps.yaml"] = written(script.config_maps)
     resources = "resources: [configmaps.yaml]\n" if script.config_maps else ""
     text = load("new/texts.yaml")["script kustomization"].format(resources=resources)
     return {"kustomization.yaml": text, **files}
-
-
-def _dump(objects: Sequence[Object]) -> str:
-    yaml, text = YAML(typ="safe", pure=True), io.StringIO()
-    yaml.default_flow_style, yaml.width, yaml.sort_base_mapping_type_on_output = False, 110, False  # type: ignore[assignment]
-    yaml.representer.ignore_aliases = lambda _: True
-    yaml.dump_all(objects, text)
-    return text.getvalue()
