@@ -223,8 +223,8 @@ def test_words_of_bash(script: str, words: list[str]) -> None:
         ("torchrun 'a", "line 1: reached EOF without closing quote"),
         ("true\nif true; torchrun a.py; fi", "line 2: `fi` can only be used to end an `if`"),
         ("torchrun a.py )", "encountered `)`"),
-        ("( " * 2000 + RUN + " )" * 2000, "nested too deeply"),
-        ("torchrun " + "${A:-" * 200 + "}" * 200, "nested too deeply"),
+        ("( " * 300 + RUN + " )" * 300, "nested too deeply"),
+        ("torchrun " + "${A:-" * 300, "nested too deeply"),
         ("f() { f; f; }; f; torchrun a.py", "calls itself"),
         (
             "f() { " + "true; " * 50 + "}; g() { " + "f; " * 50 + "}; g; g; g; torchrun a.py",

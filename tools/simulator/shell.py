@@ -6,6 +6,7 @@ with its redirections. Two more keys lead to a node's text: `of`, the whole scri
 """
 
 import functools
+import itertools
 import json
 import re
 import subprocess
@@ -20,8 +21,10 @@ SHELLS = ("sh", "bash", "dash", "ash")
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 ASSIGNMENT = re.compile(rf"({NAME})(\+?)=")
 LONGEST = 131_072  # characters of a script; Linux takes no longer argument (MAX_ARG_STRLEN)
+DEEPEST = 200  # brackets inside each other
 LARGEST_TREE = 2**26  # bytes of JSON
 SECONDS = 20.0
+_DEEPER = {"(": 1, "{": 1, ")": -1, "}": -1}
 # Marks of unknown values have NUL characters, which shells and shfmt drop. This character is in no text.
 _NUL = "\ufdd0"
 
@@ -40,6 +43,8 @@ def parse(text: str) -> Node:
     """
     if len(text) > LONGEST:
         raise Unreadable(f"it is longer than {LONGEST:,} characters, the limit of Linux")
+    if max(itertools.accumulate(_DEEPER.get(char, 0) for char in text), default=0) > DEEPEST:
+        raise Unreadable("it is nested too deeply")
     script = text.replace("\0", _NUL).encode(errors="replace")
     argv = [str(Path(sysconfig.get_path("scripts")) / "shfmt"), "-ln=bash", "--to-json"]
     try:
@@ -49,7 +54,7 @@ def parse(text: str) -> Node:
             f"shfmt, which parses shell scripts: {problem.strerror}", repo.how_to_install("train")
         ) from None
     except (subprocess.TimeoutExpired, command_line.TooLarge):
-        raise Unreadable("it is nested too deeply") from None
+        raise Unreadable("its syntax tree is too large") from None
     if done.returncode != 0:
         line, _, reason = done.stderr.decode(errors="replace").strip().partition(": ")
         raise Unreadable(f"line {line.partition(':')[0]}: {reason}" if reason else f"it is not a script: {line}")
