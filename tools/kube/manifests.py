@@ -139,9 +139,9 @@ class Manifests:
             raise UserError(f"{self.source}: Secret {name}, data.{key}: not a text in base64") from None
 
 
-def written(objects: Iterable[Object]) -> str:
+def written(documents: Iterable[Any]) -> str:
     """Return objects as YAML documents, their keys in the order that they have."""
-    text = yaml.dump_all(objects, Dumper=_Writer, sort_keys=False, width=120)
+    text = yaml.dump_all(documents, Dumper=_Writer, sort_keys=False, width=120)
     return str(text)
 
 

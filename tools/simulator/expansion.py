@@ -305,9 +305,9 @@ class Scope:
                 return self.number(self.text(node))
             case {"Type": "ParenArithm", "X": inner}:
                 return self.arithmetic(inner)
-            case {"Op": change, "X": {"Type": "Word"} as word} as whole if change in _ASSIGNING:
+            case {"Op": change, "X": {"Type": "Word"} as word} if node and change in _ASSIGNING:
                 if re.fullmatch(NAME, name := self.text(word)):
-                    self.values[name] = self.mark(written(whole), "it is calculated")
+                    self.values[name] = self.mark(written(node), "it is calculated")
             case {"Type": "UnaryArithm", "Op": "-", "X": inner} if (value := self.arithmetic(inner)) is not None:
                 return -value
             case {"Type": "BinaryArithm", "Op": kind, "X": one, "Y": other} if kind in _OPERATIONS:
