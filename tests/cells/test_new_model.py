@@ -61,7 +61,7 @@ def test_a_component_and_its_smallest_cell(root: Path, tmp_path: Path, renderer:
     assert yard("qwen3-mine", "--from", source, "--hardware", "p5") == 0
     text = (root / "overlays/model/qwen3-mine/model.yaml").read_text()
     assert text.startswith("# qwen3-mine: 596,049,920 parameters.\n")
-    assert f"config.json of {source}/config.json" in text
+    assert f"config.json of {Path(source).name}.\n" in text
     assert "the nearest size, 0.76 billion, for 0.60 billion" in text
     cell = next(cell for cell in matrix.load(root) if cell.name == "p5/qwen3-mine")
     config = matrix.configuration(root, cell)
@@ -84,7 +84,9 @@ def test_a_model_that_only_the_largest_machine_holds_gets_that_one(root: Path, t
     assert memory.of_cell(root, cell).fits
 
 
-def test_adapters_are_on_the_familys_layers_and_fine_tune(root: Path, tmp_path: Path) -> None:
+def test_adapters_are_on_the_familys_layers_and_fine_tune(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = write(tmp_path / "mixtral", MIXTRAL)
     assert yard("mixtral-lora", "--from", f"{source}/config.json", "--lora", "--hardware", "p5") == 0
     cell = next(cell for cell in matrix.load(root) if cell.name == "p5/mixtral-lora")
@@ -92,12 +94,14 @@ def test_adapters_are_on_the_familys_layers_and_fine_tune(root: Path, tmp_path: 
     assert config.task == "training.finetune"
     assert config.lora is not None
     assert config.lora.target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
-    assert config.model.weights == source
+    assert config.model.weights == "/shared/models/mixtral-lora", "a pod has no directory of this machine"
+    assert f"yard stage {source} --to trainyard:models/mixtral-lora brings them there" in capsys.readouterr().out
     assert config.model.router_aux_loss_coef == 0.02
     directory = root / "overlays/model/mixtral-lora"
-    assert (
-        "46,702,792,704 parameters, of which 12,879,925,248 process a token" in (directory / "model.yaml").read_text()
-    )
+    text = (directory / "model.yaml").read_text()
+    assert "46,702,792,704 parameters, of which 12,879,925,248 process a token" in text
+    assert "config.json of mixtral." in text
+    assert str(tmp_path) not in text
     assert "value: training.finetune}" in (directory / "kustomization.yaml").read_text()
 
 

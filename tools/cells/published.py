@@ -13,6 +13,7 @@ from training.models.published import read_published
 from training.run.files import read_bounded
 
 CONFIG = "config.json"
+SHARED = "/shared"  # where pods mount the claim
 LARGEST = 1 << 20  # bytes; published ones have a few thousand
 HUB = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}(?:@[\w.-]{1,96})?")
 
@@ -22,9 +23,19 @@ class Published:
     """What a config.json says."""
 
     where: str  # for messages and comments: a path, or a repository with its commit
-    weights: str  # the value of model.weights that names its directory or revision
+    weights: str | None  # the value of model.weights that names its revision or directory in a pod, if one does
     model: dict[str, Any]  # the keys of the section `model`
     longest: int  # the longest sequence that it was trained with, in tokens
+
+    @property
+    def origin(self) -> str:
+        """The source, without the directories of this machine."""
+        return self.where if self.weights else self.directory.name
+
+    @property
+    def directory(self) -> Path:
+        """The directory of a config.json on this machine."""
+        return Path(self.where).absolute().parent
 
 
 def read(source: str) -> Published:
@@ -32,7 +43,8 @@ def read(source: str) -> Published:
     path = Path(source).expanduser()
     if path.exists():
         path = path / CONFIG if path.is_dir() else path
-        return _parsed(_bytes(path), str(path), str(path.resolve().parent))
+        there = path.absolute().parent
+        return _parsed(_bytes(path), str(path), str(there) if there.is_relative_to(SHARED) else None)
     if not HUB.fullmatch(source):
         raise UserError(
             f"{source}: no such file or directory",
@@ -69,7 +81,7 @@ def _bytes(path: Path) -> bytes:
         raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _parsed(data: bytes, where: str, weights: str) -> Published:
+def _parsed(data: bytes, where: str, weights: str | None) -> Published:
     try:
         values = json.loads(data)
         if not isinstance(values, dict):

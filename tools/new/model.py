@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,14 +50,15 @@ def make(name: str, source: Published, lora: bool) -> Made:
     if source.model["architecture"] == "bert":
         raise UserError(f"{source.where}: BERT needs masking", "copy overlays/model/bert-large")
     linears = ", ".join(FAMILIES[source.model["architecture"]].linears)
-    section = {**source.model, **({"weights": source.weights} if lora else {})}
+    shared = f"/shared/models/{name}"
+    section = {**source.model, **({"weights": source.weights or shared} if lora else {})}
     length = min(source.longest, LONGEST)
     values: dict[str, Any] = {
         "name": name, "count": "", "recipe": "", "warmed": "", "model": _keys(section),
-        "where": source.where.encode("unicode_escape").decode(),
+        "where": source.origin.encode("unicode_escape").decode(),
         "lora": _TEXTS["model adapters"].format(linears=linears) if lora else "",
         "length": length, "longest": source.longest,
-        "tokenizer": "base" if lora else f"/shared/models/{name}", **PLAIN[lora],
+        "tokenizer": "base" if lora else shared, **PLAIN[lora],
         "batch": 64, "rate": 2.0e-4, "warmup": 30,
     }  # fmt: skip
     config = _load(_TEXTS["model text"].format(**values), source)
@@ -76,7 +78,11 @@ def make(name: str, source: Published, lora: bool) -> Made:
     text = _TEXTS["model text"].format(**{**values, "count": count, "recipe": recipe})
     _load(text, source)
     files = {"kustomization.yaml": _TEXTS["model kustomization"] + (_TEXTS["model finetune"] if lora else "")}
-    return Made(name, {**files, "model.yaml": text}, (count, f"recipe: {recipe}"))
+    said = [count, f"recipe: {recipe}"]
+    if lora and not source.weights:
+        brings = shlex.join(["yard", "stage", str(source.directory), "--to", f"trainyard:models/{name}"])
+        said.append(f"weights: {shared}; {brings} brings them there")
+    return Made(name, {**files, "model.yaml": text}, tuple(said))
 
 
 def _load(text: str, source: Published) -> Config:
