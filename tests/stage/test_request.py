@@ -44,6 +44,10 @@ def test_a_directory_with_a_model_goes_to_models(tmp_path: Path) -> None:
     [
         ("htps://host/x", None, "htps://host/x: no such file or directory"),
         ("s3:/bucket", None, "s3:/bucket: no such file or directory"),
+        ("hf://model", None, "hf://model: not a whole hf:// source"),
+        ("hf://team/model@", None, "not a whole hf:// source"),
+        ("s3://", None, "s3://: not a whole s3:// source"),
+        ("https://host", None, "https://host: not a whole https:// source"),
         ("nothing", None, "nothing: no such file or directory"),
         ("s3://bucket/x", "models/x", "--to models/x: not CLAIM:PATH"),
         ("s3://bucket/x", "trainyard:../x", "not a plain path"),

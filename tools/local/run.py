@@ -38,6 +38,7 @@ def run(job: LocalJob, fresh: bool, as_json: bool) -> int:
     if done is not None:
         _conclude(job, done, as_json, already=True)
         return 0
+    earlier.empty_trash(job.directory.parent)
     if job.config is not None:
         from training.models.counting import parameters
 
@@ -47,7 +48,6 @@ def run(job: LocalJob, fresh: bool, as_json: bool) -> int:
         prepare(job)
         if fresh:  # last: a wrong argument must not cost the run
             earlier.to_trash(job.directory)
-        earlier.empty_trash(job.directory.parent)
         return _train(job, as_json)
 
 

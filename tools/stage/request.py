@@ -8,7 +8,18 @@ from tools.core import UserError, repo
 from tools.core.command_line import is_subdomain
 
 LOCAL, CLAIM = "local", "trainyard"
-REMOTE = ("s3://", "https://", "http://", "hf://")
+_WEB = (re.compile(r"https?://[^/\s]+/\S*[^/\s]\S*"), "https://host/file-{00..07}")
+# How a source begins, its whole form, and an example.
+_FORMS = {
+    "s3://": (re.compile(r"s3://[a-z0-9][a-z0-9.-]+(/.*)?"), "s3://bucket/prefix"),
+    "https://": _WEB,
+    "http://": _WEB,
+    "hf://": (
+        re.compile(r"hf://(datasets/)?[\w.-]+/[\w.-]+(@[^/@]+)?(/.+)?"),
+        "hf://organisation/model@revision or hf://datasets/organisation/name/pattern",
+    ),
+}
+REMOTE = tuple(_FORMS)
 _PATH = re.compile(r"\w[\w.+-]{0,127}(/\w[\w.+-]{0,127}){0,15}")
 _PACKED = re.compile(r"(\.(tar|tgz|tzst|txz|zip|gz|zst|bz2|xz|jsonl|json|parquet|csv|tsv|txt|hdf5|h5)){1,4}$")
 _MODEL = re.compile(r"hf://[\w.-]+/([\w.-]+?)(@[^/]+)?")
@@ -67,8 +78,11 @@ def request(source: str, to: str | None, **options: object) -> Request:
 
 def _claim_of(source: str) -> tuple[str | None, str]:
     """Return the claim of a source and the path on it; None and the source itself for others."""
-    if source.startswith(REMOTE):
-        return None, source
+    for start, (form, example) in _FORMS.items():
+        if source.startswith(start):
+            if not form.fullmatch(source):
+                raise UserError(f"{source}: not a whole {start} source", f"for example {example}")
+            return None, source
     claim, separator, path = source.partition(":")
     if Path(source).exists():
         return None, str(Path(source).resolve())
