@@ -74,7 +74,9 @@ def test_other_values_on_a_run_offer_a_run_of_its_own(checkout: Any, make_job: A
 
 
 def test_a_fresh_start_moves_the_run_to_a_trash_that_expires(checkout: Any, make_job: Any) -> None:
+    """Without a question, because nothing is lost. Another run of the cell stays as it is."""
     cell = trained(checkout, make_job)
+    assert checkout.yard("run", cell, "--name", "b").returncode == 0
     run, runs = checkout.run_directory("one"), checkout.run_directory("one").parent
     (run / "data").mkdir()
     stamps = {days: datetime.now(UTC) - timedelta(days=days) for days in (earlier.DAYS - 1, earlier.DAYS + 1)}
@@ -92,8 +94,13 @@ def test_a_fresh_start_moves_the_run_to_a_trash_that_expires(checkout: Any, make
     assert not (run / "checkpoints").exists()
     assert [path.exists() for path in old.values()] == [True, False]
     assert (runs / earlier.TRASH / "other/mine").exists()  # not a fresh start's
+    assert "already" in checkout.yard("run", cell, "--name", "b").stdout
+    named = checkout.yard("run", cell, "--name", "b", "--fresh")
+    (own,) = (runs / earlier.TRASH / "one-b").iterdir()
+    assert f"moved the run to {own.relative_to(checkout.root)}, where it stays for 7 days" in named.stderr
+    assert trash.is_dir()
     again = checkout.yard("checkpoint", "list")
-    assert "/one: no committed checkpoint yet" in again.stdout  # the trash is not a run
+    assert again.stderr.endswith("hint: runs: one, one-b\n")  # the trash is not a run
 
 
 @pytest.mark.parametrize("place", ["{root}/precious", "/shared", "/shared/runs", "/shared/runs/../x/y"])
