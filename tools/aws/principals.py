@@ -53,5 +53,4 @@ def _role(session: Session, partition: str, account: str, name: str) -> Principa
         if problem.kind not in ("denied", "missing"):
             raise
         # The role may be in another account, whose IAM cannot be read.
-    plain = f"arn:{partition}:iam::{account}:role/{name}"
-    return Principal(plain, "role", name, account, certain=False)
+    return Principal(f"arn:{partition}:iam::{account}:role/{name}", "role", name, account, certain=False)

@@ -72,8 +72,7 @@ class Session:
         except ProfileNotFound:
             name = profile or os.environ.get("AWS_PROFILE", "")
             hint = did_you_mean(name, botocore.session.Session().available_profiles) or "aws configure list-profiles"
-            message = f"AWS configuration: the profile {name} does not exist"
-            raise AwsError("credentials", message, hint) from None
+            raise AwsError("credentials", f"AWS configuration: the profile {name} does not exist", hint) from None
         except BotoCoreError as problem:
             raise AwsError("credentials", f"AWS configuration: {problem}", "aws configure list") from None
         self._region: str | None = self._boto.region_name

@@ -8,8 +8,7 @@ from tools.simulator import wiring, wiring_proof
 
 def command(file: str, timeout: float, as_json: bool) -> int:
     made = migrate(read(file))
-    analysis = wiring.analyse(made.job)
-    verdict = wiring_proof.prove(analysis, None, None, timeout)
+    verdict = wiring_proof.prove(wiring.analyse(made.job), None, None, timeout)
     if as_json:
         output.data({**verdict.as_dict(), "differences": made.said, "objects": made.manifests.objects}, raw=True)
     else:

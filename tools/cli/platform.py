@@ -8,8 +8,7 @@ from tools.kube import manifests
 
 def command(name: str, as_json: bool) -> None:
     found = platform.load(repo.project(), name)
-    renderer = kustomize.ensure(repo.root(), output.note)
-    text = platform.render(repo.project(), found, renderer)
+    text = platform.render(repo.project(), found, kustomize.ensure(repo.root(), output.note))
     if as_json:
         output.data(manifests.parse(text, name).objects, raw=True)
         return

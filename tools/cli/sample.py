@@ -37,8 +37,7 @@ def command(
 def _configured_prompt(directory: Path) -> str:
     """Return the first of sample.prompts in the run's own configuration."""
     try:
-        saved = read_json(directory / "run.json")
-        return str(saved["config"]["sample"]["prompts"][0])
+        return str(read_json(directory / "run.json")["config"]["sample"]["prompts"][0])
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         message = f"{repo.shown(directory)} has no sample.prompts in its configuration"
         raise UserError(message, 'give one with --prompt "TEXT"') from None

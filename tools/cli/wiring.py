@@ -53,8 +53,7 @@ def command(
 def _not_modelled(one: kinds.Unknown) -> Verdict:
     """Return the verdict on an object whose pods are not looked at."""
     where = one.wrapper or f"{one.item.get('kind')}/{name_of(one.item)}"
-    evidence = [f"{where}: {one.prefix}{one.path or 'kind'}"]
-    return Verdict(State.CANNOT_TELL, one.reason, evidence)
+    return Verdict(State.CANNOT_TELL, one.reason, [f"{where}: {one.prefix}{one.path or 'kind'}"])
 
 
 def _show(verdicts: list[Verdict], as_json: bool) -> None:

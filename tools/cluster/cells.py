@@ -15,8 +15,7 @@ def of(spec: Spec) -> list[Cell]:
     found = []
     for name in (one.strip() for one in (spec.get("CELLS") or "").split(",") if one.strip()):
         if name not in known:
-            hint = did_you_mean(name, known)
-            raise UserError(f"{spec.at('CELLS')}: no such cell: {name}", hint)
+            raise UserError(f"{spec.at('CELLS')}: no such cell: {name}", did_you_mean(name, known))
         found.append(known[name])
     return found
 

@@ -50,8 +50,7 @@ class Roles:
     issuer: str = ""
 
     def name(self, account: ServiceAccount) -> str:
-        team = self.spec.namespace
-        return ownership.role_name(self.place, self.spec.name, team, account.namespace, account.name)
+        return ownership.role_name(self.place, self.spec.name, self.spec.namespace, account.namespace, account.name)
 
     def arn(self, account: ServiceAccount) -> str:
         return self.place.arn("iam", f"role/{self.name(account)}")

@@ -375,8 +375,7 @@ def _file_systems(session: Session, spec: Spec) -> Iterator[Resource]:
         rate = PRICES["lustre_gib_month"].get(throughput)
         price = None if rate is None else row["StorageCapacity"] * rate / HOURS_A_MONTH
         why = f"holds data: aws fsx delete-file-system --file-system-id {row['FileSystemId']}"
-        detail = f"Lustre, {row['StorageCapacity']} GiB"
-        yield Resource("file system", row["FileSystemId"], detail, price, why)
+        yield Resource("file system", row["FileSystemId"], f"Lustre, {row['StorageCapacity']} GiB", price, why)
 
 
 def _file_system_rows(session: Session, spec: Spec) -> Iterator[Row]:

@@ -68,8 +68,7 @@ def _image() -> str:
 def _answering(here: Kubectl, name: str) -> list[int]:
     """Return the ports that answered. Raises UserError where the pods cannot run."""
     image = _image()
-    listener = _pod(name, "listener", image, *PORTS)
-    _create(here, *objects(name)["policies"], listener)
+    _create(here, *objects(name)["policies"], _pod(name, "listener", image, *PORTS))
     address = str(_waited(here, f"{name}-listener", "podIP"))
     _create(here, _pod(name, "prober", image, address, str(SETTLES), *PORTS))
     ended = _waited(here, f"{name}-prober", "terminated")

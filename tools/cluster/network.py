@@ -265,8 +265,7 @@ def set_prefixes(session: Session, spec: Spec, on: bool) -> str:
     new = {key: value for key, value in values.items() if key != "env"} | ({"env": env} if env else {})
     if new == values:
         return f"prefix delegation is already {'on' if on else 'off'}"
-    text = json.dumps(new)
-    parameters = {"clusterName": spec.name, "addonName": "vpc-cni", "configurationValues": text}
+    parameters = {"clusterName": spec.name, "addonName": "vpc-cni", "configurationValues": json.dumps(new)}
     session.call("eks", "update_addon", **parameters, resolveConflicts="PRESERVE")
     found = (_cni(session, spec) or {"values": {}})["values"]
     if found != new:

@@ -194,8 +194,7 @@ def _cause(said: str, engine: Engine) -> Cause:
     root = engine.data_root()
     if root and Path(root).is_dir() and (free := shutil.disk_usage(root).free) < FULL:
         remedy = "free space with docker builder prune and docker image prune"
-        line = f"{root} has {context.shown(free)} left; {found.line}"
-        return Cause("no space", line, remedy, step=found.step)
+        return Cause("no space", f"{root} has {context.shown(free)} left; {found.line}", remedy, step=found.step)
     return found
 
 

@@ -105,8 +105,7 @@ class ImageTest:
         try:
             wait.until(lambda: "rank is up" in self._logs(name) or not self._runs(name), START_SECONDS, 0.25)
             if "rank is up" not in self._logs(name):
-                shown = [self._logs(name)[-400:]]
-                return _fail("signal: no rank started", shown, "is its ENTRYPOINT a torchrun?")
+                return _fail("signal: no rank started", [self._logs(name)[-400:]], "is its ENTRYPOINT a torchrun?")
             self.engine.run("stop", f"--time={STOP_SECONDS}", name, seconds=STOP_SECONDS + 30)
             logs = self._logs(name)
         finally:
@@ -167,8 +166,7 @@ class ImageTest:
         return self.engine.run("run", "--rm", *options, self.image.id, *words, seconds=RUN_SECONDS)
 
     def _runs(self, name: str) -> bool:
-        done = self.engine.run("inspect", "--format", "{{.State.Running}}", name)
-        return done.stdout.strip() == "true"
+        return self.engine.run("inspect", "--format", "{{.State.Running}}", name).stdout.strip() == "true"
 
     def _logs(self, name: str) -> str:
         done = self.engine.run("logs", name)

@@ -19,8 +19,7 @@ def given(jobs: Iterable[Workload], words: str | None, image_config: bool) -> Gi
     try:
         command = shlex.split(words or "")
     except ValueError as problem:
-        hint = 'quote it as in a shell: --command "torchrun a.py"'
-        raise UserError(f"--command: {problem}", hint) from None
+        raise UserError(f"--command: {problem}", 'quote it as in a shell: --command "torchrun a.py"') from None
     templates = [role.template for job in jobs for role in job.roles] if image_config else []
     containers = [one for template in templates for one in template["spec"]["containers"]]
     images = {}

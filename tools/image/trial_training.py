@@ -108,8 +108,7 @@ class TrialTraining:
     def resume(self) -> Verdict:
         """Start both again, and compare every loss with the run without a kill."""
         problem = self._to_the_end("killed")
-        logs = self._logs()
-        match = CONTINUES.search(logs)
+        match = CONTINUES.search(self._logs())
         step = _step_of(self.committed[-1])
         if problem is None and (match is None or int(match[1]) != step):
             problem = f"it did not continue from step {step}"
@@ -154,8 +153,7 @@ class TrialTraining:
         self.engine.run("rm", "--force", "--volumes", *self.nodes)
 
     def _running(self) -> list[str]:
-        said = self.engine.text("ps", "--filter", f"name={self.name}-worker", "--format", "{{.Names}}")
-        return said.split()
+        return self.engine.text("ps", "--filter", f"name={self.name}-worker", "--format", "{{.Names}}").split()
 
     def _code(self, node: str) -> int:
         return int(self.engine.text("inspect", "--format", "{{.State.ExitCode}}", node).strip())
@@ -171,8 +169,7 @@ class TrialTraining:
         """Return the checkpoints with a manifest, oldest first."""
         said = self._look("ls -d /shared/runs/killed/checkpoints/step-*/MANIFEST.json")
         names = [line.split("/")[-2] for line in said.split()]
-        whole = [name for name in names if name.removeprefix("step-").isdigit()]
-        return sorted(whole, key=_step_of)
+        return sorted([name for name in names if name.removeprefix("step-").isdigit()], key=_step_of)
 
     def _look(self, script: str) -> str:
         """Return the output of a shell script that sees only the volume."""

@@ -67,8 +67,7 @@ def instances(job: Workload) -> list[str]:
 def manifests(cell: str) -> Manifests:
     """Return a cell with base/services/nccl-test above it; messages up to the largest published size."""
     path = locate.cell_path(cell)
-    source = f"{repo.shown(path)} with nccl-test"
-    found = parse(kustomize.with_component(path, "base/services/nccl-test"), source)
+    found = parse(kustomize.with_component(path, "base/services/nccl-test"), f"{repo.shown(path)} with nccl-test")
     largest = [one.size for name in instances(kinds.job_of(found)) for one in measured(name)]
     for spec in template_specs(kinds.job_of(found)) if largest else []:
         spec["containers"][0]["args"] += ["--largest", str(-(-max(largest) // MIB))]

@@ -70,8 +70,7 @@ def last_checkpoint(ran: bool, lines: list[str]) -> Drained:
         return Drained(False, False, None, "no pod was running: there was nothing to save")
     found = [(line, match) for line in lines if (match := SAVED.search(line))]
     if not found:
-        evidence = "CANNOT TELL whether a checkpoint was saved: no log mentions one"
-        return Drained(True, False, None, evidence)
+        return Drained(True, False, None, "CANNOT TELL whether a checkpoint was saved: no log mentions one")
     line, match = found[-1]
     return Drained(True, True, int(match[1] or match[2]), line.strip())
 

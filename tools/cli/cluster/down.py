@@ -28,8 +28,7 @@ def command(spec: Spec, session: Session, dry_run: bool, yes: bool, expect: int 
     held = [one.id for one in left if one.kind == inventory.HOLDS]
     if held:
         message = f"nothing was deleted: the cluster has node groups without our tag: {', '.join(held)}"
-        hint = f"aws eks delete-nodegroup --cluster-name {spec.name} --nodegroup-name NAME"
-        raise UserError(message, hint, 1)
+        raise UserError(message, f"aws eks delete-nodegroup --cluster-name {spec.name} --nodegroup-name NAME", 1)
     if yes:
         _compare(len(ours), expect)
     else:

@@ -24,8 +24,7 @@ def _find(path: Path, root: Path, known: list[Path]) -> Path:
             if not (candidate / "index.json").exists():
                 raise UserError(f"{path} is not a dataset: it has no index.json")
             return candidate
-    names = [dataset.name for dataset in known]
-    raise UserError(f"no such dataset: {path}", repo.did_you_mean(path.name, names))
+    raise UserError(f"no such dataset: {path}", repo.did_you_mean(path.name, [dataset.name for dataset in known]))
 
 
 @contextmanager

@@ -26,8 +26,7 @@ def command(
     written = fixed.write() if write else []
     if as_json:
         left = [verdict.as_dict() for verdict in fixed.left]
-        paths = list(map(str, written))
-        found = {"diff": fixed.diff, "repaired": fixed.done, "left": left, "written": paths}
+        found = {"diff": fixed.diff, "repaired": fixed.done, "left": left, "written": list(map(str, written))}
         output.data({"verdict": fixed.state.value, **found})
     else:
         if fixed.diff:

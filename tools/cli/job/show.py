@@ -16,8 +16,7 @@ FLUX = "kustomize.toolkit.fluxcd.io/name"
 
 @_options.cluster
 def command(kubectl: Kubectl, job: str | None, manifest: bool, as_json: bool) -> None:
-    here = lookup.in_namespace(kubectl)
-    found = _found(here, job)
+    found = _found(lookup.in_namespace(kubectl), job)
     facts = found.facts
     if as_json:
         known = asdict(facts) if facts else {}
@@ -56,6 +55,5 @@ def from_git(job: LiveJob) -> Submitted | None:
                 if not git.has(root, run.commit):
                     return None
                 where = f"{run.path} at commit {run.commit[:12]}, rendered as Flux renders it"
-                manifests = render.render(root, run, kustomize.ensure(repo.root(), output.note))
-                return Submitted(where, manifests)
+                return Submitted(where, render.render(root, run, kustomize.ensure(repo.root(), output.note)))
     return None

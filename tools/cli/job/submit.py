@@ -182,8 +182,7 @@ def _print_objects(kubectl: Kubectl, applied: list[Applied]) -> None:
 
 def _print_applied(kubectl: Kubectl, applied: list[Applied], result: str, as_json: bool) -> None:
     if as_json:
-        objects = [vars(one) for one in applied]
-        output.data({"result": result, "namespace": kubectl.namespace, "objects": objects})
+        output.data({"result": result, "namespace": kubectl.namespace, "objects": [vars(one) for one in applied]})
         return
     _print_objects(kubectl, applied)
     output.line(f"{result} in namespace {kubectl.namespace}")

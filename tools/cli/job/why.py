@@ -39,8 +39,7 @@ def command(
     if keep:
         seen.save(keep)
     if as_json:
-        identity = {"job": seen.name, "namespace": seen.namespace, "uid": seen.uid}
-        output.data({**identity, **found.verdict.as_dict()})
+        output.data({"job": seen.name, "namespace": seen.namespace, "uid": seen.uid, **found.verdict.as_dict()})
     else:
         output.line(f"{seen.namespace}/{seen.name} ({seen.uid})")
         _show(found, verbose)

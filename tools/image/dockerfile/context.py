@@ -65,8 +65,7 @@ def guard(root: Path, ignore: dockerignore.Ignore, limit: int = LIMIT) -> Contex
         return found
     largest = ", ".join(f"{name} {shown(size)}" for name, size in found.largest)
     text = f"the context {root} is {shown(found.size)} in {found.files:,} files, and the limit is {shown(limit)}"
-    hint = "exclude files in .dockerignore, or raise --context-limit"
-    raise UserError(f"{text}: {largest}", hint)
+    raise UserError(f"{text}: {largest}", "exclude files in .dockerignore, or raise --context-limit")
 
 
 def _leaves(name: str, target: str) -> bool:

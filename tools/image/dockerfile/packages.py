@@ -347,8 +347,7 @@ def _file(install: Install, name: str, context: Sources, depth: int = 0) -> None
                 install.cuda = match[1]
                 install.only_index |= re.split(r"[\s=]", text)[0] in ONLY
         else:
-            bare = re.split(r"\s--hash=", text)[0].strip()
-            package = requirement(bare, shown, line, "--hash=" in text)
+            package = requirement(re.split(r"\s--hash=", text)[0].strip(), shown, line, "--hash=" in text)
             if package is not None:
                 install.packages.append(package)
 

@@ -239,8 +239,7 @@ class _Reader:
             raise UserError(f"{self.source}:{one.line}: more than {MOST_STAGES} stages")
         name = words[2] if len(words) == 3 else ""
         parent = next((stage for stage in self.stages if stage.name and stage.name == words[0].lower()), None)
-        platform = one.flag("platform")
-        stage = Stage(len(self.stages), name.lower(), words[0], platform, one.line, one, parent)
+        stage = Stage(len(self.stages), name.lower(), words[0], one.flag("platform"), one.line, one, parent)
         stage.environment = dict(parent.environment) if parent else {}
         self._values = dict(stage.environment)
         self.stages.append(stage)

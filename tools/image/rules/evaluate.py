@@ -33,8 +33,7 @@ class Target:
     @property
     def name(self) -> str:
         """The image's name: that of its directory, or what follows `Dockerfile.`."""
-        suffix = self.dockerfile.name.partition("Dockerfile.")[2]
-        return (suffix or self.dockerfile.parent.resolve().name).lower()
+        return (self.dockerfile.name.partition("Dockerfile.")[2] or self.dockerfile.parent.resolve().name).lower()
 
 
 @dataclass(frozen=True)

@@ -159,8 +159,7 @@ def torchaudio(subject: Subject) -> Iterator[Verdict]:
             yield good(of(package), f"torchaudio {release} requires no particular torch")
         elif wanted != series or (torch.whole and compatibility.version(release) != torch.number):
             remedy = f"torchaudio=={torch.version if torch.whole else f'{series}.*'}"
-            text = f"torchaudio {release} is for torch {release}, not {torch.version}"
-            yield wrong(of(package), text, remedy)
+            yield wrong(of(package), f"torchaudio {release} is for torch {release}, not {torch.version}", remedy)
         else:
             yield good(of(package), f"torchaudio {release} is for torch {wanted}")
 

@@ -183,8 +183,7 @@ def load(directory: Path) -> Snapshot:
         logs = [_log(file) for file in sorted(directory.glob("*.log"))[:MOST_LOGS]]
         return _checked(Snapshot(taken, logs=logs, **value))
     except OSError as problem:
-        hint = "yard job why JOB --save DIRECTORY writes one"
-        raise UserError(f"{path}: {problem.strerror}", hint) from None
+        raise UserError(f"{path}: {problem.strerror}", "yard job why JOB --save DIRECTORY writes one") from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as problem:
         raise UserError(f"{path}: incomplete snapshot: {problem!r}") from None
 

@@ -15,8 +15,7 @@ def command(cluster: str | None, ask: bool, context: str | None, verbose: bool, 
     found: list[Verdict] = []
     for name in [cluster] if cluster else flux_objects.names(root):
         directory = flux_objects.find(root, name)
-        team = flux_objects.team(directory)
-        runs = live.look(context, team, check.run_files(root, directory)) if ask else None
+        runs = live.look(context, flux_objects.team(directory), check.run_files(root, directory)) if ask else None
         by_name = None if runs is None else {run.name: run for run in runs}
         found += check.check(root, directory, renderer, by_name)
     found += git_secrets.check(root, renderer)
