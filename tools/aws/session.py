@@ -16,9 +16,7 @@ from urllib.parse import urlsplit
 
 from tools.aws.answers import Unreadable, strict, watch
 from tools.aws.retry_budget import RetryBudget
-from tools.core import UserError, did_you_mean
-from tools.core.output import count, short
-from tools.core.tables import load
+from tools.core import UserError, did_you_mean, output, tables
 
 CANNOT_TELL = 3
 # Between five attempts, botocore's standard mode waits at most about 15 s together.
@@ -217,7 +215,7 @@ class Session:
             return self._unreached(problem, service, operation)
         if not operation and isinstance(problem, ValueError):
             return AwsError("usage", f"{action}: {problem}", "AWS_ENDPOINT_URL=http://HOST:PORT")
-        said = f"{type(problem).__name__}: {short(problem)}"
+        said = f"{type(problem).__name__}: {output.short(problem)}"
         return self._unreadable(service, operation, f"it has another form than AWS's answers ({said})")
 
     def _unreadable(self, service: str, operation: str, reason: str) -> AwsError:
@@ -226,12 +224,12 @@ class Session:
         host = _host(known.meta.endpoint_url) if known else "AWS"
         message = f"{_action(service, operation)} in {self._region}: the answer of {host} cannot be read"
         hint = "did a proxy answer? check AWS_ENDPOINT_URL, HTTPS_PROXY and the network"
-        return AwsError("unreadable", f"{message}: {short(reason, LONGEST)}", hint)
+        return AwsError("unreadable", f"{message}: {output.short(reason, LONGEST)}", hint)
 
     def _refusal(self, response: dict[str, Any], action: str) -> AwsError:
         error, metadata = response.get("Error", {}), response.get("ResponseMetadata", {})
         code, status = str(error.get("Code", "")), int(metadata.get("HTTPStatusCode", 0) or 0)
-        text = short(error.get("Message") or code, LONGEST)
+        text = output.short(error.get("Message") or code, LONGEST)
         named = ACTION.search(text)
         resource = (named["resource"] or "").rstrip(".,") if named else ""
         return self._told(
@@ -239,7 +237,7 @@ class Session:
             code,
             where=f"{action} in {self._region}",
             text=text,
-            attempts=count(int(metadata.get("RetryAttempts", 0) or 0) + 1, "attempt"),
+            attempts=output.count(int(metadata.get("RetryAttempts", 0) or 0) + 1, "attempt"),
             right=(named["action"] if named else action) + (f" on {resource}" if resource else ""),
             cause=" (denied explicitly)" if "explicit deny" in text else "",
         )
@@ -286,7 +284,7 @@ class Session:
 
 def _first(part: str, code: str, text: str) -> Any:
     """Return the first row of a part of errors.yaml that has the code, or whose pattern is in the text."""
-    rows = load("aws/errors.yaml")[part]
+    rows = tables.load("aws/errors.yaml")[part]
     return next((one for one in rows if code in one.get("codes", ()) or _said(one, text)), None)
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from tools.cli import _parameters
-from tools.core import UserError, did_you_mean
-from tools.core.tables import load
+from tools.core import UserError, did_you_mean, tables
 
 
 class LazyGroup(click.Group):
@@ -36,7 +35,7 @@ class LazyGroup(click.Group):
         if cmd_name not in self.list_commands(ctx):
             return None
         found = importlib.import_module(f"{self.package}.{_file(cmd_name)}").command
-        more = load(str(self.directory / "help.yaml")).get(cmd_name, {})
+        more = tables.load(str(self.directory / "help.yaml")).get(cmd_name, {})
         if isinstance(found, click.Group):
             command: click.Command = found
         else:

@@ -12,11 +12,10 @@ from tools.aws.session import AwsError, Session
 from tools.cluster import offers
 from tools.cluster.finding import Finding, bad, good, run, unknown
 from tools.cluster.spec import BLOCK_FAMILIES
-from tools.core import State
-from tools.core.tables import load
+from tools.core import State, tables
 from tools.facts.instances import INSTANCES, Instance
 
-CLASSES: list[tuple[list[str], str, str, str]] = load("cluster/tables.yaml")["quotas"]
+CLASSES: list[tuple[list[str], str, str, str]] = tables.load("cluster/tables.yaml")["quotas"]
 INCREASE = "request an increase: Service Quotas, Amazon EC2, {name}"
 BLOCK_HOURS = 24
 # Checks that need not pass: instances can be started without them.

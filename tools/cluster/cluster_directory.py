@@ -16,16 +16,15 @@ from tools.cluster import cluster_env, machines, observe
 from tools.cluster import spec as specs
 from tools.cluster.discover import Found
 from tools.cluster.snapshot import CLAIMS, CLASSES, Snapshot
-from tools.core import UserError, repo
-from tools.core.tables import load
+from tools.core import UserError, repo, tables
 from tools.kube import Object, name_of
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?")
 PLUGINS, STORAGE = "plugins/kustomization.yaml", "storage/kustomization.yaml"
-_TEXTS: dict[str, str] = load("cluster/cluster_directory.yaml")["files"]
-_NOTHING: str = load("cluster/cluster_directory.yaml")["nothing"]
+_TEXTS: dict[str, str] = tables.load("cluster/cluster_directory.yaml")["files"]
+_NOTHING: str = tables.load("cluster/cluster_directory.yaml")["nothing"]
 # Provisioners whose volumes are directories of one node.
-_OF_A_NODE: list[str] = load("cluster/tables.yaml")["provisioners of one node"]
+_OF_A_NODE: list[str] = tables.load("cluster/tables.yaml")["provisioners of one node"]
 
 
 def place(name: str) -> Path:

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.core import UserError, did_you_mean
-from tools.core.repo import shown
+from tools.core import UserError, did_you_mean, repo
 from training.run.files import read_bounded
 
 FILE = "cluster.env"
@@ -49,16 +48,16 @@ def read(path: Path) -> dict[str, Fact]:
     try:
         lines = read_bounded(path, LARGEST, follow=True).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
-        raise UserError(f"{shown(path)}: not a UTF-8 text") from None
+        raise UserError(f"{repo.shown(path)}: not a UTF-8 text") from None
     except OSError as problem:
-        raise UserError(f"{shown(path)}: {problem.strerror or problem}") from None
+        raise UserError(f"{repo.shown(path)}: {problem.strerror or problem}") from None
     facts: dict[str, Fact] = {}
     for number, raw in enumerate(lines, start=1):
         line = raw.lstrip()
         if not line or line.startswith("#"):
             continue
         name, equals, value = line.partition("=")
-        at = f"{shown(path)}:{number}"
+        at = f"{repo.shown(path)}:{number}"
         if not equals or not NAME.fullmatch(name):
             raise UserError(f"{at}: not NAME=value: {line[:60]}", "no spaces around the =, no `export`")
         if name in facts:

@@ -10,8 +10,7 @@ from tools.cluster.eksctl import FILE
 from tools.cluster.ownership import describe_cluster, tags_of
 from tools.cluster.spec import SYSTEM, Spec
 from tools.cluster.steps import Say, Step
-from tools.core import UserError
-from tools.core.repo import shown
+from tools.core import UserError, repo
 from tools.kube import Object
 
 # clusters/<name>/plugins installs the plugins: two for one resource would conflict in the kubelet.
@@ -22,7 +21,7 @@ AGAIN = "repeat the command to continue"
 
 def steps(spec: Spec, exists: bool) -> list[Step]:
     """Return the commands that complete the cluster. eksctl skips what exists."""
-    file = f"--config-file={shown(spec.directory / FILE)}"
+    file = f"--config-file={repo.shown(spec.directory / FILE)}"
     # eksctl's roles would trust every cluster of the account.
     roles = Step("roles of pods", ("yard", "cluster", "identity", spec.title, "--apply"))
     if not exists:

@@ -16,8 +16,7 @@ from tools.cluster.observe import DEFAULT_CLASS, is_default
 from tools.cluster.snapshot import CLASSES, CRD, JOBS, Snapshot
 from tools.cluster.steps import Step
 from tools.core import UserError, repo
-from tools.kube import Kubectl, Object, name_of
-from tools.kube.images import lists
+from tools.kube import Kubectl, Object, images, name_of
 from tools.kube.selectors import labels_of
 from tools.workload.kinds import job_of
 
@@ -105,7 +104,7 @@ class Demo:
         containers = job_of(locate.rendered(CELL)).roles[0].template["spec"]["containers"]
         image = str(containers[0]["image"])
         nodes = [one for one in seen.of("nodes") if usable(one)]
-        if self.image or all(lists(node, image) for node in nodes):
+        if self.image or all(images.lists(node, image) for node in nodes):
             return
         load = _loader(nodes[0], image)
         if load is None:

@@ -18,14 +18,13 @@ from tools.cluster import cells, service_accounts
 from tools.cluster.access import groups, policy_arn
 from tools.cluster.ownership import marks
 from tools.cluster.spec import ROLE, SYSTEM, NodeGroup, Spec
-from tools.core import UserError, nearest
-from tools.core.tables import filled, load
+from tools.core import UserError, nearest, tables
 from tools.facts.eks import ADDON_NAMES, ADDONS, VERSIONS
 
 FILE = "eksctl.yaml"
 KEY = re.compile(r"arn:aws[\w-]*:kms:[a-z0-9-]+:\d{12}:key/[\w-]+")
 SYSTEM_TYPE, SYSTEM_NODES = "m5.large", (2, 4)
-DEFAULTS: dict[str, Any] = load("cluster/eksctl_defaults.yaml")
+DEFAULTS: dict[str, Any] = tables.load("cluster/eksctl_defaults.yaml")
 
 Document = dict[str, Any]
 
@@ -167,5 +166,5 @@ def _group(spec: Spec, group: NodeGroup) -> Document:
         result["efaEnabled"] = True
     if group.instance.nvme_gb:
         result["overrideBootstrapCommand"] = LiteralScalarString(DEFAULTS["raid"])
-    market: Document = filled(DEFAULTS["markets"][group.market], {"reservation": group.reservation or ""})
+    market: Document = tables.filled(DEFAULTS["markets"][group.market], {"reservation": group.reservation or ""})
     return result | market

@@ -11,8 +11,7 @@ from tools.cluster import machines
 from tools.cluster.machines import Machines
 from tools.cluster.spec import Spec
 from tools.core import State, Verdict, nearest, output
-from tools.kube import Manifests, Object, name_of
-from tools.kube.quantity import plain, pod_requests
+from tools.kube import Manifests, Object, name_of, quantity
 from tools.kube.selectors import REQUIRED, labels_of, node_terms, wants
 from tools.workload import Role, Workload, kinds
 
@@ -77,7 +76,7 @@ def _nodes(cluster: Spec, job: Workload, role: Role) -> tuple[Verdict, float]:
         hint = "yard cluster init NAME reads the nodes"
         summary = f"whether {title} fit is unknown: no nodes are described"
         return _verdict(State.CANNOT_TELL, summary, hint, _at(cluster, "NODES_...")), 0.0
-    asked = pod_requests(spec)
+    asked = quantity.pod_requests(spec)
     chosen = [one for one in every if _chosen(spec, one)]
     unclear = [one for one in chosen if _unknown(spec, one)]
     rows = [f"{_at(cluster, one.fact)}: {_room(one, asked)} pods" for one in chosen]
@@ -90,7 +89,7 @@ def _nodes(cluster: Spec, job: Workload, role: Role) -> tuple[Verdict, float]:
         summary = f"{title}: the nodes' labels {keys} are unknown"
         return _verdict(State.CANNOT_TELL, summary, None, *rows), 0.0
     there = f"{cluster.source}: " + ", ".join(f"{one.count} of {one.title}" for one in every)
-    need = ", ".join(f"{key} {plain(value)}" for key, value in sorted(asked.items()))
+    need = ", ".join(f"{key} {quantity.plain(value)}" for key, value in sorted(asked.items()))
     why = "no node is of the kind that they ask for" if not chosen else f"each needs {need}"
     remedy = "choose another cell or --nodes, or add nodes"
     return _verdict(State.FAIL, f"{title} do not fit: {why}", remedy, *(rows or [there])), 0.0

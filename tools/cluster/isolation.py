@@ -17,8 +17,7 @@ import yaml  # type: ignore[import-untyped]
 
 from tools.cells import kustomize
 from tools.cluster.finding import Finding, bad, good, unknown
-from tools.core import UserError, output, repo
-from tools.core.wait import settled
+from tools.core import UserError, output, repo, wait
 from tools.kube import Kubectl, Object
 
 OPEN, NO_INGRESS, NO_EGRESS = 18081, 18082, 18083
@@ -110,7 +109,7 @@ def _waited(here: Kubectl, name: str, wanted: str) -> Any:
     def is_settled(found: Object) -> bool:
         return bool(found[wanted] or found["terminated"] or found.get("reason") in PENDING)
 
-    found = settled(state, is_settled, STARTS + (SETTLES if wanted == "terminated" else 0), POLL)
+    found = wait.settled(state, is_settled, STARTS + (SETTLES if wanted == "terminated" else 0), POLL)
     if not found[wanted]:
         raise UserError(f"the pod {name} did not run in time: {found.get('reason') or 'no reason given'}")
     return found[wanted]

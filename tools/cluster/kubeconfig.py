@@ -12,8 +12,7 @@ from typing import Any
 
 from tools.aws.session import Session
 from tools.cluster.context import named
-from tools.core import UserError
-from tools.core.command_line import TooLarge, captured, operand
+from tools.core import UserError, command_line
 from tools.kube import Kubectl
 
 INSTALL = "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html"
@@ -57,13 +56,13 @@ def add(session: Session, cluster: dict[str, Any], context: str, replace: bool, 
 
 def _update(session: Session, cluster: str, context: str) -> str:
     """Run the AWS CLI and return the file that it wrote. Raises UserError."""
-    words = ["aws", "eks", "update-kubeconfig", "--name", operand(cluster, "the name of the cluster")]
-    words += ["--region", session.region, "--alias", operand(context, "--context")]
+    words = ["aws", "eks", "update-kubeconfig", "--name", command_line.operand(cluster, "the name of the cluster")]
+    words += ["--region", session.region, "--alias", command_line.operand(context, "--context")]
     words += ["--profile", session.profile] if session.profile else []
     title = " ".join(words[:3])
     try:
-        done = captured(words, seconds=SECONDS, largest=LARGEST)
-    except TooLarge as problem:
+        done = command_line.captured(words, seconds=SECONDS, largest=LARGEST)
+    except command_line.TooLarge as problem:
         raise UserError(f"{title} printed {problem}", None, 3) from None
     except FileNotFoundError:
         raise UserError("aws is not on PATH", f"install the AWS CLI: {INSTALL}") from None

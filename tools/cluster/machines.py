@@ -17,9 +17,8 @@ from tools.cluster.nodes import INSTANCE_TYPE, ZONE_LABEL
 from tools.cluster.spec import NODES, NodeGroup, Spec
 from tools.core import UserError
 from tools.facts.instances import EFA, HYPERPOD_PREFIX, INSTANCES, Instance
-from tools.kube import Object
+from tools.kube import Object, selectors
 from tools.kube.quantity import amounts, extended, plain, quantity
-from tools.kube.selectors import labels_of, untolerated
 
 MACHINES = "MACHINES_"
 MIB = 2**20
@@ -47,7 +46,7 @@ def facts(nodes: Iterable[Object], known: Mapping[str, Fact], zones: Collection[
     ours: dict[tuple[str, str], list[Object]] = {}
     others: dict[tuple[str, ...], list[Object]] = {}
     for node in nodes:
-        machine, labels = instance(node), labels_of(node)
+        machine, labels = instance(node), selectors.labels_of(node)
         zone = labels.get(ZONE_LABEL, "")
         if machine is not None and (zone in zones or not machine.efa):
             if machine.name not in there:
@@ -57,7 +56,7 @@ def facts(nodes: Iterable[Object], known: Mapping[str, Fact], zones: Collection[
         others.setdefault((*_devices(node), "with", *words), []).append(node)
     found = {}
     for (kind, zone), group in sorted(ours.items()):
-        places = {labels_of(node).get(ZONE_LABEL, "") for node in group}
+        places = {selectors.labels_of(node).get(ZONE_LABEL, "") for node in group}
         shown = ",".join(sorted(places)) if places <= set(zones) else ""
         several = zone and sum(other == kind for other, _ in ours) > 1
         name = f"{kind} {zone}" if several else kind
@@ -75,12 +74,12 @@ def usable(node: Object) -> bool:
     machine = instance(node)
     # Taints with the name of the node's own device are tolerated by pods that ask for it.
     own = {"key": machine.device_resource if machine else None, "operator": "Exists"}
-    return ready and not untolerated({"tolerations": [own] if own["key"] else []}, node)
+    return ready and not selectors.untolerated({"tolerations": [own] if own["key"] else []}, node)
 
 
 def instance(node: Object) -> Instance | None:
     """Return the EC2 instance type of a node, if it is known."""
-    return INSTANCES.get(str(labels_of(node).get(INSTANCE_TYPE)).removeprefix(HYPERPOD_PREFIX))
+    return INSTANCES.get(str(selectors.labels_of(node).get(INSTANCE_TYPE)).removeprefix(HYPERPOD_PREFIX))
 
 
 def read(spec: Spec) -> list[Machines]:

@@ -7,8 +7,7 @@ from tools.cluster.snapshot import Snapshot
 from tools.core.tables import load
 from tools.facts.instances import EFA, NEURON, NVIDIA
 from tools.facts.node_labels import DEEP, HEALTH, hyperpod_faults
-from tools.kube import Object
-from tools.kube.quantity import amounts, pod_requests
+from tools.kube import Object, quantity
 
 INSTANCE_TYPE, ZONE_LABEL = "node.kubernetes.io/instance-type", "topology.kubernetes.io/zone"
 _TABLE: dict[str, Any] = load("cluster/tables.yaml")["node health"]
@@ -50,7 +49,7 @@ def table(snapshot: Snapshot) -> list[Node]:
 def _node(item: Object, pods: list[Object]) -> Node:
     metadata, status = item["metadata"], item.get("status") or {}
     labels = metadata.get("labels") or {}
-    exact = amounts(status.get("allocatable") or {})
+    exact = quantity.amounts(status.get("allocatable") or {})
     counts = {name: int(value) for name, value in exact.items()}
     conditions = {one["type"]: one for one in status.get("conditions") or []}
     device = next((one for one in (NVIDIA, NEURON) if one in counts), None)
@@ -76,7 +75,7 @@ def _node(item: Object, pods: list[Object]) -> Node:
 
 
 def _used(pods: list[Object], resource: str) -> int:
-    return sum(int(pod_requests(pod.get("spec") or {}).get(resource, 0)) for pod in pods)
+    return sum(int(quantity.pod_requests(pod.get("spec") or {}).get(resource, 0)) for pod in pods)
 
 
 def _conditions(conditions: dict[str, Object]) -> list[str]:

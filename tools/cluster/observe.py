@@ -31,8 +31,7 @@ from tools.cluster.snapshot import (
 from tools.cluster.spec import REGION, ZONE, Spec
 from tools.core.tables import load
 from tools.facts.instances import EFA, NEURON, NVIDIA
-from tools.kube import Kubectl, Object, name_of
-from tools.kube.selectors import labels_of
+from tools.kube import Kubectl, Object, name_of, selectors
 from tools.workload.kinds import KINDS as JOB_KINDS
 
 KINDS = ("nodes", "namespaces", CRD, CLASSES, CLAIMS, DAEMONS, DEPLOYMENTS, QUEUES)
@@ -150,7 +149,7 @@ def _has_without(node: Object, resource: str) -> bool:
     there = machine is not None and (
         bool(machine.efa and machine.accelerators) if resource == EFA else machine.device_resource == resource
     )
-    there |= resource == NVIDIA and labels_of(node).get("nvidia.com/gpu.present") == "true"
+    there |= resource == NVIDIA and selectors.labels_of(node).get("nvidia.com/gpu.present") == "true"
     return there and resource not in ((node.get("status") or {}).get("allocatable") or {})
 
 
@@ -160,7 +159,7 @@ def _team(spec: Spec, known: Mapping[str, Fact], seen: Snapshot, found: Found) -
         return known["TEAM_NAMESPACE"].value
     if spec.namespace != "default" or "namespaces" in seen.unseen:
         return spec.namespace
-    labelled = [name_of(one) for one in seen.of("namespaces") if labels_of(one).get(TEAM) == "true"]
+    labelled = [name_of(one) for one in seen.of("namespaces") if selectors.labels_of(one).get(TEAM) == "true"]
     claimed = [str(one["metadata"].get("namespace")) for one in seen.of(CLAIMS) if name_of(one) == CLAIM]
     for names in (labelled, claimed):
         if len(set(names)) == 1:
@@ -181,8 +180,8 @@ def _nodes(spec: Spec, known: Mapping[str, Fact], seen: Snapshot, found: Found) 
         left = len(nodes) - len(taking)
         found.missing.append(f"{left} of {len(nodes)} nodes are not ready or refuse pods of jobs, and are left out")
     on_ec2 = list(filter(is_on_ec2, nodes))
-    regions = {labels_of(node).get(REGION_LABEL, "") for node in on_ec2}
-    zones = sorted({zone for node in on_ec2 if ZONE.fullmatch(zone := labels_of(node).get(ZONE_LABEL, ""))})
+    regions = {selectors.labels_of(node).get(REGION_LABEL, "") for node in on_ec2}
+    zones = sorted({zone for node in on_ec2 if ZONE.fullmatch(zone := selectors.labels_of(node).get(ZONE_LABEL, ""))})
     if len(regions) == 1 and REGION.fullmatch(next(iter(regions))):
         if "AWS_REGION" not in known:
             found.put("AWS_REGION", next(iter(regions)))

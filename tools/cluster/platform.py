@@ -26,8 +26,7 @@ from tools.cells.kustomize import Renderer
 from tools.cells.kustomize_graph import is_kustomization, reached
 from tools.cluster import cluster_env
 from tools.cluster.cluster_env import Fact
-from tools.core import UserError, did_you_mean, nearest
-from tools.core.repo import shown
+from tools.core import UserError, did_you_mean, nearest, repo
 
 # In the order of application: drivers and operators, volumes, then what needs the types of the operators.
 PARTS = ("plugins", "storage", "queues")
@@ -54,7 +53,7 @@ class Cluster:
 
     @property
     def source(self) -> str:
-        return shown(self.path / cluster_env.FILE)
+        return repo.shown(self.path / cluster_env.FILE)
 
 
 def load(root: Path, text: str) -> Cluster:
@@ -173,7 +172,7 @@ def _place(reference: str, sources: list[Path]) -> str | None:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             used = [found for found, _ in _references(line)]
             if reference in used and not line.lstrip().startswith("#"):
-                return f"{shown(path)}:{number}"
+                return f"{repo.shown(path)}:{number}"
     return None
 
 

@@ -8,8 +8,7 @@ from tools.aws.policies import Bucket, Place, Policy
 from tools.cells.kustomize_graph import reached
 from tools.cluster import cells
 from tools.cluster.spec import Spec
-from tools.core import UserError
-from tools.core.repo import shown
+from tools.core import UserError, repo
 from tools.kube import manifests
 
 FSX_ACCOUNT = ("kube-system", "fsx-csi-controller-sa")
@@ -68,7 +67,7 @@ def of(spec: Spec, place: Place, with_runs: bool = False) -> list[ServiceAccount
     for one in found:
         if not NAME.fullmatch(one.name):  # those of runs/ are whatever somebody wrote into a file
             hint = "use a-z, 0-9, - and dots; IAM treats * and ? as patterns and ${...} as a variable"
-            raise UserError(f"{shown(spec.directory)}: {one.name!r} is not the name of a service account", hint)
+            raise UserError(f"{repo.shown(spec.directory)}: {one.name!r} is not the name of a service account", hint)
         if policies.size(one.policy) > policies.MOST_CHARACTERS:
             raise UserError(
                 f"{spec.source}: the policy of {one.namespace}/{one.name} has {policies.size(one.policy):,}"
@@ -101,7 +100,7 @@ def run_names(spec: Spec) -> list[str]:
     """
     found = []
     for path in sorted((spec.directory / "runs").glob("*.y*ml")):
-        for item in manifests.parse(path.read_text(encoding="utf-8"), shown(path)).objects:
+        for item in manifests.parse(path.read_text(encoding="utf-8"), repo.shown(path)).objects:
             body = item.get("spec") or {}
             name = str(body.get("path", "")).partition("overlays/")[2].strip("/")
             if item.get("kind") == "Kustomization" and name and body.get("nameSuffix"):

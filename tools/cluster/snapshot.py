@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.aws.retry_budget import Waiting
-from tools.core import UserError, foreign_files
-from tools.core.repo import shown
-from tools.core.secret_patterns import masked
+from tools.core import UserError, foreign_files, repo, secret_patterns
 from tools.kube import Kubectl, Object
 
 FILE = "cluster.json"
@@ -55,7 +53,7 @@ class Snapshot:
     def save(self, directory: Path) -> None:
         """Write it for this user only, with secrets masked: it holds pods of all namespaces."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        value = masked({"objects": self.objects, "unseen": self.unseen})
+        value = secret_patterns.masked({"objects": self.objects, "unseen": self.unseen})
         with foreign_files.writing(directory, FILE) as file:
             file.write(json.dumps(value, indent=1).encode() + b"\n")
 
@@ -67,7 +65,7 @@ def load(directory: Path) -> Snapshot:
         value = json.loads(path.read_text(encoding="utf-8"))
         return Snapshot(value["objects"], value["unseen"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise UserError(f"{shown(path)}: not a snapshot of a cluster: {problem}") from None
+        raise UserError(f"{repo.shown(path)}: not a snapshot of a cluster: {problem}") from None
 
 
 def collect(kubectl: Kubectl, team: str | None = None, kinds: tuple[str, ...] = CHECKED) -> Snapshot:

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from tools.cluster import cluster_env
 from tools.cluster.cluster_env import Fact
-from tools.core import UserError, did_you_mean, nearest, tables
-from tools.core.repo import shown
+from tools.core import UserError, did_you_mean, nearest, repo, tables
 from tools.facts.instances import Instance, instance
 
 NODES = "NODES_"
@@ -73,7 +72,7 @@ class Spec:
     def source(self) -> str:
         if self.context is not None:
             return f"the context {self.context}"
-        return shown(self.directory / cluster_env.FILE)
+        return repo.shown(self.directory / cluster_env.FILE)
 
     @property
     def name(self) -> str:

@@ -20,8 +20,7 @@ from tools.aws.session import AwsError, Session
 from tools.cluster import ownership
 from tools.cluster.ownership import Evidence
 from tools.cluster.spec import Spec
-from tools.core import UserError
-from tools.core.tables import filled, load
+from tools.core import UserError, tables
 from tools.facts.instances import Instance
 from tools.kube import Object
 
@@ -39,8 +38,8 @@ def template(spec: Spec) -> Object:
     groups = [group for group in spec.groups if group.efa]
     if not groups:
         raise UserError(f"{spec.source}: no node group uses EFA", "such a cluster needs only eksctl.yaml")
-    table, tags = load("cluster/stack.yaml"), _tags(spec)
-    found: Object = filled(table["template"], {"name": spec.name})
+    table, tags = tables.load("cluster/stack.yaml"), _tags(spec)
+    found: Object = tables.filled(table["template"], {"name": spec.name})
     resources, outputs = found["Resources"], found["Outputs"]
     for one in resources.values():
         if one["Type"] == "AWS::EC2::SecurityGroup":
@@ -48,10 +47,10 @@ def template(spec: Spec) -> Object:
     for group in groups:
         key = "".join(part.capitalize() for part in group.name.split("-"))
         names = {"key": key, "type": group.instance.name, "reservation": group.reservation or ""}
-        made = filled(table["launch template"], names)
+        made = tables.filled(table["launch template"], names)
         data = made["Properties"]["LaunchTemplateData"]
         data["NetworkInterfaces"] = interfaces(group.instance, {"Ref": "NodeSecurityGroup"})
-        data |= filled(table["markets"][group.market if group.reservation else "placement"], names)
+        data |= tables.filled(table["markets"][group.market if group.reservation else "placement"], names)
         for one in (*made["Properties"]["TagSpecifications"], *data["TagSpecifications"]):
             one["Tags"] = tags
         if group.reservation is None:  # a reservation has its own placement

@@ -11,8 +11,7 @@ from tools.aws.session import AwsError, Session
 from tools.cluster import inventory
 from tools.cluster.inventory import Resource
 from tools.cluster.spec import Spec
-from tools.core import UserError, wait
-from tools.core.tables import load
+from tools.core import UserError, tables, wait
 
 POLL_SECONDS = 5.0
 MOST_SECONDS = 1800.0  # a node group drains first; eksctl's largest stack takes 15 minutes
@@ -136,4 +135,4 @@ def _empty_role(session: Session, name: str) -> None:
         session.call("iam", "delete_role_policy", RoleName=name, PolicyName=policy)
 
 
-STEPS = {kind: Step(*row) for kind, row in load("cluster/teardown.yaml").items()}
+STEPS = {kind: Step(*row) for kind, row in tables.load("cluster/teardown.yaml").items()}

@@ -14,13 +14,12 @@ from tools.cluster.component_checks import FIX, FSX
 from tools.cluster.finding import Finding, bad, good, unknown
 from tools.cluster.snapshot import CLAIMS, CRD, DAEMONS, DEPLOYMENTS, MUTATING, OPERATOR_WEBHOOK, SLICES, Snapshot
 from tools.cluster.spec import Spec
-from tools.core import State, UserError, output, repo, wait
-from tools.core.tables import filled, load
+from tools.core import State, UserError, output, repo, tables, wait
 from tools.kube import Kubectl, Object
 
 NAMESPACE = "base/plugins/namespace"
 # The permissions to submit, watch and end a job (base/pytorchjob, yard job).
-RIGHTS: list[list[str]] = load("cluster/tables.yaml")["rights"]
+RIGHTS: list[list[str]] = tables.load("cluster/tables.yaml")["rights"]
 WEBHOOK_SECONDS, WEBHOOK_POLL = 12.0, 3.0
 # The API server's messages about webhooks: of admission, in two spellings, and of conversion.
 WEBHOOK_DOWN = ("failed calling webhook", "failed to call webhook", "conversion webhook for")
@@ -95,7 +94,7 @@ def _review(namespace: str, verb: str, resource: str) -> Object:
 def admission(kubectl: Kubectl, spec: Spec) -> Finding:
     """Check by a dry run that the API server accepts a job. Waits for a webhook that is not ready yet."""
 
-    job = filled(load("cluster/tables.yaml")["dry run"], {"namespace": spec.namespace})
+    job = tables.filled(tables.load("cluster/tables.yaml")["dry run"], {"namespace": spec.namespace})
 
     def dry_run() -> str | None:
         words = ("create", "--dry-run=server", "--filename=-")

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tools.core import UserError, did_you_mean
-from tools.core.tables import load
+from tools.core import UserError, did_you_mean, tables
 
 HYPERPOD_PREFIX = "ml."
 INSTANCE_LABEL = "node.kubernetes.io/instance-type"
@@ -92,5 +91,5 @@ def _instance(name: str, row: dict[str, Any]) -> Instance:
     return Instance(name=name, device_resource=resource, cores_per_accelerator=cores or 1, **values)
 
 
-_ROWS: dict[str, dict[str, Any]] = load("facts/instances.yaml")
+_ROWS: dict[str, dict[str, Any]] = tables.load("facts/instances.yaml")
 INSTANCES: Mapping[str, Instance] = {name: _instance(name, row) for name, row in _ROWS.items()}

@@ -4,8 +4,7 @@ import functools
 import re
 from dataclasses import dataclass
 
-from tools.core import secret_patterns
-from tools.core.tables import load
+from tools.core import secret_patterns, tables
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def patterns() -> tuple[Pattern, ...]:
     """Return the rows of build_failures.yaml. The first one that matches is the cause."""
     return tuple(
         Pattern(row["cause"], re.compile("|".join(row["lines"]), re.I), row["fix"], row.get("retry", False))
-        for row in load("image/build_failures.yaml")
+        for row in tables.load("image/build_failures.yaml")
     )
 
 

@@ -12,15 +12,14 @@ from typing import Any, Self
 
 from tools.aws.policies import VERSION
 from tools.aws.session import AwsError, Session
-from tools.core import UserError, wait
-from tools.core.tables import filled, load
+from tools.core import UserError, tables, wait
 from tools.image import ecr
 from tools.image.engine import Say
 
 TAG = {"trainyard": "image-build"}
 REPOSITORY_TAG = "trainyard/repository"  # on all but the bucket, which the repositories share
 DIGEST_LENGTH = 10
-_TEMPLATES: dict[str, Any] = load("image/codebuild.yaml")
+_TEMPLATES: dict[str, Any] = tables.load("image/codebuild.yaml")
 KEPT_DAYS = 7  # of logs
 ROLE_SECONDS = 60.0  # CodeBuild cannot assume a new role at once
 
@@ -94,7 +93,7 @@ def _template(project: Project, name: str) -> Any:
         "project": project.arn("codebuild", f"project/{project.name}"),
         "repository": project.arn("ecr", f"repository/{project.repository}"),
     }  # fmt: skip
-    return filled(_TEMPLATES[name], values)
+    return tables.filled(_TEMPLATES[name], values)
 
 
 def ensure(session: Session, project: Project, say: Say) -> list[str]:

@@ -12,14 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.core import UserError
-from tools.core.command_line import TooLarge, captured, operand
-from tools.core.tables import load
+from tools.core import UserError, command_line, tables
 
 SECONDS = 60  # for one command
 LONGEST_LINE, MOST_LINES = 65536, 20_000  # characters of a line, and lines that are kept
 CANNOT_SEE = 3
-UNREACHABLE: list[str] = load("image/tables.yaml")["unreachable engine"]
+UNREACHABLE: list[str] = tables.load("image/tables.yaml")["unreachable engine"]
 Say = Callable[[str], None]
 
 
@@ -51,8 +49,8 @@ class Engine:
         Raises UserError without docker, and with exit code 3 if it does not end within `seconds`.
         """
         try:
-            done = captured([self.program, *words], stdin=stdin.encode(), seconds=seconds)
-        except TooLarge as problem:
+            done = command_line.captured([self.program, *words], stdin=stdin.encode(), seconds=seconds)
+        except command_line.TooLarge as problem:
             raise UserError(f"docker {words[0]}: the answer has {problem}", code=CANNOT_SEE) from None
         except FileNotFoundError:
             raise missing() from None
@@ -103,7 +101,7 @@ class Engine:
 
     def image(self, name: str) -> Image | None:
         """Return the image with a name or id, or None."""
-        done = self.run("image", "inspect", operand(name, "an image"))
+        done = self.run("image", "inspect", command_line.operand(name, "an image"))
         if done.returncode != 0:
             if "No such image" in done.stderr:
                 return None

@@ -14,8 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from tools import __version__
-from tools.core import repo
-from tools.core.tables import filled, load
+from tools.core import repo, tables
 from tools.image.build import Record, Request
 from tools.image.engine import Engine, Image, Say
 from tools.image.rules.evaluate import subject
@@ -56,7 +55,7 @@ def sbom(record: Record, contents: dict[str, Any]) -> dict[str, Any]:
         {"type": "library", "bom-ref": purl, "purl": purl, "name": one["name"], "version": one["version"]}
         for purl, one in purls
     ]
-    return {**filled(load("image/evidence.yaml")["sbom"], names), "components": components}
+    return {**tables.filled(tables.load("image/evidence.yaml")["sbom"], names), "components": components}
 
 
 def provenance(request: Request, record: Record) -> dict[str, Any]:
@@ -73,7 +72,7 @@ def provenance(request: Request, record: Record) -> dict[str, Any]:
         "dockerfile": request.target.shown, "architecture": record.architecture, "builder": record.builder,
         "revision": record.revision, "id": record.id, "built": record.built, "trainyard": __version__,
     }  # fmt: skip
-    made: dict[str, Any] = filled(load("image/evidence.yaml")["provenance"], names)
+    made: dict[str, Any] = tables.filled(tables.load("image/evidence.yaml")["provenance"], names)
     made["buildDefinition"]["externalParameters"]["arguments"] = dict(request.arguments)
     made["buildDefinition"]["resolvedDependencies"] = sources
     return made

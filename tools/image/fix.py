@@ -15,8 +15,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from tools.core import State, UserError, Verdict, repo, worst
-from tools.core.tables import load
+from tools.core import State, UserError, Verdict, repo, tables, worst
 from tools.image.dockerfile import dockerignore
 from tools.image.dockerfile.packages import entries, requirement
 from tools.image.draft import Draft, Texts, Unsafe, plain, unified_diff, with_endings
@@ -25,7 +24,7 @@ from tools.image.rules.evaluate import Target, subject
 from tools.image.rules.rule import Subject
 
 ATTEMPTS = 256  # repairs of one file, each of one finding
-PACKAGES: dict[str, str] = load("image/tables.yaml")["packages"]
+PACKAGES: dict[str, str] = tables.load("image/tables.yaml")["packages"]
 
 
 @dataclass

@@ -2,8 +2,7 @@
 
 import re
 
-from tools.core import UserError
-from tools.core.command_line import operand
+from tools.core import UserError, command_line
 from tools.core.tables import load
 from tools.image import ecr, registry
 from tools.image.build import load_record
@@ -38,8 +37,8 @@ def push(name: str, target: str, engine: Engine, say: Say) -> str:
             return existing
         raise UserError(f"{target} is another image: {existing}; it is not overwritten", IMMUTABLE, 1)
     if name != target:
-        engine.text("tag", image.id, operand(target, "an image"))
-    code, said = engine.stream(["push", operand(target, "an image")], say)
+        engine.text("tag", image.id, command_line.operand(target, "an image"))
+    code, said = engine.stream(["push", command_line.operand(target, "an image")], say)
     match = SAID.search(said)
     if code != 0 or match is None:
         raise refusal(target, said)

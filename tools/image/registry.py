@@ -3,8 +3,7 @@
 import json
 import re
 
-from tools.core import UserError
-from tools.core.command_line import operand
+from tools.core import UserError, command_line
 from tools.image.engine import Engine
 
 CANNOT_SEE = 3
@@ -49,7 +48,7 @@ def digest(engine: Engine, name: str) -> str | None:
     Raises UserError with exit code 3 if the registry does not answer or refuses access.
     """
     options = ["--insecure"] if LOOPBACK.match(name) else []
-    done = engine.run("manifest", "inspect", "--verbose", *options, operand(name, "an image"))
+    done = engine.run("manifest", "inspect", "--verbose", *options, command_line.operand(name, "an image"))
     if done.returncode != 0:
         if any(sign in done.stderr.lower() for sign in ABSENT):
             return None

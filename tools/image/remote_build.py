@@ -16,8 +16,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from tools.aws.session import Session
-from tools.core import UserError, secret_patterns, wait
-from tools.core.tables import load
+from tools.core import UserError, secret_patterns, tables, wait
 from tools.image import codebuild, ecr
 from tools.image.build import BuildFailed, Request, refuse_secrets, write_log
 from tools.image.build_failures import Cause, cause
@@ -174,7 +173,7 @@ def why(found: Mapping[str, Any], lines: list[str]) -> Cause:
     failed = next((one for one in phases if one.get("phaseStatus") not in (None, "", "SUCCEEDED")), {})
     phase = failed.get("phaseType", "unknown phase")
     said = "; ".join(str(one.get("message") or one.get("statusCode")) for one in failed.get("contexts") or [])
-    ended = load("image/codebuild.yaml")["ended builds"]
+    ended = tables.load("image/codebuild.yaml")["ended builds"]
     if status in ended:
         kind, message, remedy = ended[status]
         return Cause(kind, said or message, remedy, step=phase)
@@ -184,7 +183,7 @@ def why(found: Mapping[str, Any], lines: list[str]) -> Cause:
     if phase == "POST_BUILD":
         problem = refusal("the image", "\n".join(lines))
         return Cause("not pushed", problem.message, problem.hint or "see the log", step=phase)
-    kind, remedy = load("image/tables.yaml")["phases"].get(phase, (f"{phase} failed", "see the log"))
+    kind, remedy = tables.load("image/tables.yaml")["phases"].get(phase, (f"{phase} failed", "see the log"))
     return Cause(kind, said or (lines[-1] if lines else status), remedy, step=phase)
 
 

@@ -7,8 +7,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Any
 
-from tools.core import Verdict
-from tools.core.tables import load, patterns
+from tools.core import Verdict, tables
 from tools.image.dockerfile.parse import Instruction, Stage, unresolved
 from tools.image.draft import Draft, Unsafe, shell_of
 from tools.image.rules.rule import Subject
@@ -16,10 +15,10 @@ from tools.image.rules.runtime import OWN_USER, ROOT, written
 
 USER = "1000:1000"
 HOME_OF_ROOT = f"/{'root'}"
-_TABLES: dict[str, Any] = load("image/tables.yaml")
+_TABLES: dict[str, Any] = tables.load("image/tables.yaml")
 BASES = [(re.compile(pattern), place) for pattern, place in _TABLES["bases with useradd"].items()]
 SYSTEM = (*_TABLES["system"]["whole"], HOME_OF_ROOT)
-_PATTERNS = patterns("image/patterns.yaml")
+_PATTERNS = tables.patterns("image/patterns.yaml")
 OF_ROOT, NEEDS_ROOT = _PATTERNS["in the home of root"], _PATTERNS["needs root"]
 CACHES = _PATTERNS["cache variables"]
 UV_PYTHON = re.compile(r"\buv\s+(?:venv|sync|python|tool|run)\b")  # may install a Python in the home

@@ -13,8 +13,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from tools.core import Verdict
-from tools.core.tables import load
+from tools.core import Verdict, tables
 from tools.facts import compatibility
 from tools.image.dockerfile.packages import CONDAS, LOCKS, Package, Sources, entries, requirement
 from tools.image.dockerfile.parse import Instruction, Stage
@@ -28,7 +27,7 @@ from tools.image.rules.runtime import QUOTED, ROOT, exec_form, with_exec
 from tools.image.rules.versions import NGC
 
 Repair = Callable[[Draft, Verdict], None]
-_TABLES: dict[str, Any] = load("image/tables.yaml")
+_TABLES: dict[str, Any] = tables.load("image/tables.yaml")
 LISTS = "rm -rf /var/lib/apt/lists/*"
 APT = frozenset({"apt", "apt-get"})
 # What a program of its own would do with apt's lists is unknown.

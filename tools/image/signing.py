@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.core import State, UserError, Verdict
-from tools.core.command_line import operand
+from tools.core import State, UserError, Verdict, command_line
 from tools.image.engine import Engine, Say
 from tools.image.evidence import KINDS
 from tools.image.registry import DIGEST, split
@@ -81,7 +80,7 @@ def verify(image: str, signer: Signer) -> Verdict:
 def _digested(image: str) -> str:
     if not DIGEST.fullmatch(split(image)[1]):
         raise UserError(f"{image}: not <repository>@sha256:<digest>", "a tag can name another image tomorrow")
-    return operand(image, "an image")
+    return command_line.operand(image, "an image")
 
 
 def _signed(said: str) -> set[str]:

@@ -5,8 +5,7 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
-from tools.core import UserError, output
-from tools.core.command_line import operand
+from tools.core import UserError, command_line, output
 from tools.image.engine import Engine, failure
 from tools.simulator.node import Given, Image
 from tools.workload.workload import Workload
@@ -38,10 +37,10 @@ def start_of(engine: Engine, name: str) -> Image:
     The engine's own image counts. Without it the registry is asked, with the credentials of the user's
     docker. Raises UserError where neither answers.
     """
-    local = engine.run("image", "inspect", operand(name, "an image"), seconds=SECONDS)
+    local = engine.run("image", "inspect", command_line.operand(name, "an image"), seconds=SECONDS)
     if local.returncode == 0:
         return _image((json.loads(local.stdout)[0] or {}).get("Config"))
-    words = ("buildx", "imagetools", "inspect", "--format", "{{json .Image}}", operand(name, "an image"))
+    words = ("buildx", "imagetools", "inspect", "--format", "{{json .Image}}", command_line.operand(name, "an image"))
     asked = engine.run(*words, seconds=SECONDS)
     if asked.returncode != 0:
         raise failure("buildx imagetools inspect", asked.stderr)

@@ -5,8 +5,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from tools.core import UserError
-from tools.core.command_line import TooLarge, captured
+from tools.core import UserError, command_line
 
 POLICIES = ("describe", "sha", "semver", "time")
 LARGEST = 16 * 2**20  # bytes of git's answer
@@ -58,8 +57,8 @@ def _semver(root: Path, dirty: bool) -> str:
 
 def _git(root: Path, policy: str, *words: str) -> str:
     try:
-        done = captured(["git", "-C", str(root), *words], seconds=30, largest=LARGEST)
-    except (TooLarge, subprocess.TimeoutExpired) as problem:
+        done = command_line.captured(["git", "-C", str(root), *words], seconds=30, largest=LARGEST)
+    except (command_line.TooLarge, subprocess.TimeoutExpired) as problem:
         raise UserError(f"--tag-from {policy}: git: {problem}", "--tag-from time") from None
     except FileNotFoundError:
         raise UserError(f"--tag-from {policy}: no git on PATH", "--tag-from time") from None

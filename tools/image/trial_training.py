@@ -15,13 +15,11 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tools.core import State, Verdict, repo
-from tools.core.tables import load
-from tools.core.wait import until
+from tools.core import State, Verdict, repo, tables, wait
 from tools.image.engine import Engine, Image, Say
 
 RANKS = 2
-_TRIAL: dict[str, Any] = load("image/trial.yaml")
+_TRIAL: dict[str, Any] = tables.load("image/trial.yaml")
 STEPS, KILL_AFTER = _TRIAL["changes"]["train"]["steps"], 8
 SECONDS, POLL = 600, 0.25  # for each of the three starts, on a slow machine
 CONTINUES = re.compile(r"continuing from step (\d+)")
@@ -87,11 +85,11 @@ class TrialTraining:
     def kill(self) -> Verdict:
         """Train again, kill one container, and look for checkpoints on the volume."""
         self._start("killed")
-        until(lambda: self._step() >= KILL_AFTER or len(self._running()) < RANKS, SECONDS, POLL)
+        wait.until(lambda: self._step() >= KILL_AFTER or len(self._running()) < RANKS, SECONDS, POLL)
         reached = self._step()
         self.engine.text("kill", self.nodes[1])
         self.say(f"killed {self.nodes[1]} at step {reached}")
-        ended = until(lambda: not self._running(), SECONDS, POLL)
+        ended = wait.until(lambda: not self._running(), SECONDS, POLL)
         code = self._code(self.nodes[0])
         if reached < KILL_AFTER or not ended or code == 0:
             other = f"ended with {code}" if ended else "is still running"
@@ -131,7 +129,7 @@ class TrialTraining:
     def _to_the_end(self, run: str) -> str | None:
         """Train to the end; return the problem, or None."""
         self._start(run)
-        if not until(lambda: not self._running(), SECONDS, POLL):
+        if not wait.until(lambda: not self._running(), SECONDS, POLL):
             return f"it did not end within {SECONDS} s"
         codes = [self._code(node) for node in self.nodes]
         return f"the containers ended with {codes}" if any(codes) else None

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, NoReturn
 
-from tools.core import UserError, command_line, foreign_files
-from tools.core.wait import sparing
+from tools.core import UserError, command_line, foreign_files, wait
 from tools.job.snapshot import JobPod
 from tools.kube import Kubectl
 from tools.kube.kubectl import failure, missing
@@ -138,7 +137,7 @@ class _Copy:
             if head.size > (free := disk.f_bavail * disk.f_frsize):
                 message = f"{head.name} has {head.size:,} bytes, and {self._target} has {free:,} free"
                 raise UserError(message, code=1)
-            return _write(stream, head, file, sparing(self._say))
+            return _write(stream, head, file, wait.sparing(self._say))
 
     def write_digests(self) -> None:
         """Write the files' digests in the format of sha256sum; keep those of earlier copies."""

@@ -4,8 +4,7 @@ import re
 import time
 from collections.abc import Callable
 
-from tools.core import UserError
-from tools.core.wait import until
+from tools.core import UserError, wait
 from tools.job.diagnosis.admission import is_over
 from tools.job.diagnosis.cause import Cause
 from tools.job.diagnosis.explain import Explanation, explain
@@ -66,7 +65,7 @@ def follow(
     Raises UserError if another job takes the job's name.
     """
     followed = Followed(kubectl, LiveJob(job), uid, steps, say)
-    until(followed.look, seconds, report=lambda _waited: followed.report())
+    wait.until(followed.look, seconds, report=lambda _waited: followed.report())
     return followed
 
 

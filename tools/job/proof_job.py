@@ -14,8 +14,7 @@ from typing import Any
 
 from tools.cells import knobs
 from tools.cluster.inventory import INSTANCE_PRICES
-from tools.core import UserError, command_line, output
-from tools.core.wait import sparing, until
+from tools.core import UserError, command_line, output, wait
 from tools.job import stop, submit
 from tools.job.pod_talk import PodTalk
 from tools.job.snapshot import JobPod, LiveJob, lookup
@@ -119,7 +118,7 @@ def _pods(kubectl: Kubectl, manifests: Manifests) -> list[JobPod]:
 
 def _first_pod(kubectl: Kubectl, manifests: Manifests) -> JobPod:
     """Wait for a pod that runs."""
-    sometimes = sparing(output.note, 10.0)
+    sometimes = wait.sparing(output.note, 10.0)
     name = kinds.job_of(manifests).name
 
     def running() -> JobPod | None:
@@ -131,7 +130,7 @@ def _first_pod(kubectl: Kubectl, manifests: Manifests) -> JobPod:
             raise _ended(kubectl, over)
         return next((pod for pod in found if pod.running), None)
 
-    pod = until(running, COME, every=EVERY)
+    pod = wait.until(running, COME, every=EVERY)
     if pod is None:
         raise UserError(f"no pod of {name} runs after {COME:.0f} s", f"yard preflight and yard job why {name}", 1)
     return pod

@@ -6,15 +6,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tools.core import State, UserError, Verdict, repo
-from tools.core.command_line import selector
-from tools.core.tables import load
-from tools.core.wait import settled
+from tools.core import State, UserError, Verdict, command_line, repo, tables, wait
 from tools.job.diagnosis.hangs import admits
 from tools.job.snapshot import JobPod, Snapshot
 from tools.job.snapshot.log_lines import last_line
-from tools.kube import Kubectl, Object, name_of, network_policy
-from tools.kube.selectors import selects
+from tools.kube import Kubectl, Object, name_of, network_policy, selectors
 from tools.workload.operator_pods import DEFAULT_PORT
 
 CLUSTER_DNS = "kubernetes.default.svc"
@@ -27,7 +23,7 @@ ADDRESS = re.compile(r"--master[-_]addr[=\s]([\w.-]+)")
 PORTS = re.compile(r"--master[-_]port[=\s]([0-9]{1,5})")
 STARTS = 60.0  # seconds for an ephemeral container to start
 LIVES = 300  # seconds that it runs, because it cannot be removed from the pod
-PORT_REMEDIES: dict[str, str] = load("job/tables.yaml")["ports"]
+PORT_REMEDIES: dict[str, str] = tables.load("job/tables.yaml")["ports"]
 
 
 @dataclass(frozen=True)
@@ -113,7 +109,7 @@ def _service(seen: Snapshot, there: Rendezvous) -> Verdict:
         remedy = f"{seen.workload.maker} or the manifest creates it: read the job's events"
         return _hop("service", State.FAIL, f"there is no Service {' or '.join(there.services)}", remedy=remedy)
     spec, name = service.get("spec") or {}, name_of(service)
-    if there.pod and not selects({"matchLabels": spec.get("selector") or {}}, there.pod.labels):
+    if there.pod and not selectors.selects({"matchLabels": spec.get("selector") or {}}, there.pod.labels):
         return _hop("service", State.FAIL, f"the Service {name} does not select the pod {there.pod.name}")
     kind = "headless" if spec.get("clusterIP") == "None" else f"at {spec.get('clusterIP')}"
     return _hop("service", State.PASS, f"the Service {name} is {kind} and selects the pod")
@@ -229,7 +225,7 @@ def _ephemeral_container(kubectl: Kubectl, pod: JobPod, say: Callable[[str], Non
         added = status.get("ephemeralContainerStatuses") or []
         return next((dict(one["state"]) for one in added if one["name"] == name), {})
 
-    last = settled(state, lambda found: "running" in found, STARTS, 0.5)
+    last = wait.settled(state, lambda found: "running" in found, STARTS, 0.5)
     if "running" not in last:
         raise UserError(f"the ephemeral container of {pod.name} does not start: {json.dumps(last)}", code=3)
     return name
@@ -240,7 +236,7 @@ def slices(kubectl: Kubectl, seen: Snapshot) -> list[Object] | None:
     try:
         there = rendezvous(seen)
         service = service_of(seen, there)
-        label = selector("kubernetes.io/service-name", name_of(service) if service else there.host)
+        label = command_line.selector("kubernetes.io/service-name", name_of(service) if service else there.host)
         return kubectl.items("endpointslices.discovery.k8s.io", label)
     except UserError:
         return None

@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tools.cells.trainer_config import config_texts
-from tools.core import State, UserError, foreign_files, output, repo
-from tools.core.tables import load
+from tools.core import State, UserError, foreign_files, output, repo, tables
 from tools.job import stop, submit, submitted
 from tools.job.diagnosis.explain import Explanation
 from tools.job.diagnosis.resources import accelerators
@@ -24,7 +23,7 @@ LEDGER = "trainyard/attempts"  # annotation of the job: its failed attempts as J
 MICRO = "parallel.micro_batch_size"
 OWNERS = ("kustomize.toolkit.fluxcd.io/name", "argocd.argoproj.io/instance")
 UNKNOWN = "unknown"
-_RETRIES: dict[int, list[str]] = load("job/tables.yaml")["retries"]
+_RETRIES: dict[int, list[str]] = tables.load("job/tables.yaml")["retries"]
 MOST = {cause: number for number, causes in _RETRIES.items() for cause in causes}
 
 

@@ -7,9 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tools.core import UserError, command_line, output
-from tools.core.tables import filled, load
-from tools.core.wait import sparing, until
+from tools.core import UserError, command_line, output, tables, wait
 from tools.job.snapshot import JobPod, LiveJob
 from tools.job.snapshot.kinds import NOT_READ
 from tools.job.snapshot.pod import template_specs
@@ -120,7 +118,7 @@ def _command(job: Object, action: str) -> Object:
     metadata = job["metadata"]
     names = {"api": job["apiVersion"], "kind": job["kind"], "name": name_of(job), "action": action}
     names |= {"uid": metadata["uid"], "namespace": metadata["namespace"], "verb": action.lower()}
-    made: Object = filled(load("job/tables.yaml")["volcano command"], names)
+    made: Object = tables.filled(tables.load("job/tables.yaml")["volcano command"], names)
     return made
 
 
@@ -133,14 +131,14 @@ def delete(kubectl: Kubectl, job: LiveJob, say: Callable[[str], None]) -> None:
     def gone() -> bool:
         return not kubectl.items(resource, "--ignore-not-found", names=[name])
 
-    if not until(gone, OBJECT_SECONDS, every=0.5):
+    if not wait.until(gone, OBJECT_SECONDS, every=0.5):
         hint = f"kubectl get {resource} {name}: a finalizer may block its deletion"
         raise UserError(f"{name} still exists", hint, 1)
 
 
 def wait_gone(kubectl: Kubectl, job: LiveJob, say: Callable[[str], None]) -> None:
     """Wait until no pod of the job runs or is being deleted; UserError long after their grace period."""
-    say_sometimes = sparing(say)
+    say_sometimes = wait.sparing(say)
     left = _pods(kubectl, job)
     specs = [*template_specs(job.workload), *(pod.spec for pod in left)]
     grace = max([int(spec.get("terminationGracePeriodSeconds") or 30) for spec in specs], default=30)
@@ -153,7 +151,7 @@ def wait_gone(kubectl: Kubectl, job: LiveJob, say: Callable[[str], None]) -> Non
         pods = output.count(len(left), "pod is", "pods are")
         say_sometimes(f"{pods} ending, {waited:.0f} s of at most {grace} s")
 
-    if not until(gone, grace + GONE_SECONDS, every=0.5, report=report):
+    if not wait.until(gone, grace + GONE_SECONDS, every=0.5, report=report):
         names = ", ".join(pod.name for pod in left[:4])
         raise UserError(f"pods still exist after {grace + GONE_SECONDS:.0f} s: {names}", code=1)
 

@@ -10,10 +10,9 @@ from tools.job.snapshot import JobPod, LiveJob, lookup
 from tools.job.snapshot.live_job import EVERY, kind_of
 from tools.job.snapshot.pod import claim_names, template_specs
 from tools.job.snapshot.references import needed
-from tools.kube import Kubectl, Manifests, Object, name_of
+from tools.kube import Kubectl, Manifests, Object, name_of, selectors
 from tools.kube.images import is_local, lists
 from tools.kube.kubectl import failure, foreign, is_named
-from tools.kube.selectors import wants
 from tools.preflight.evaluate import evaluate
 from tools.prove import proofs
 from tools.stage import look
@@ -119,7 +118,7 @@ def unpulled(kubectl: Kubectl, manifests: Manifests) -> Iterator[str]:
     except UserError as problem:
         nodes, unseen = [], problem.message
     for image, spec in images.items():
-        fitting = [node for node in nodes if wants(spec, node)]
+        fitting = [node for node in nodes if selectors.wants(spec, node)]
         without = [name_of(node) for node in fitting if not lists(node, image)]
         where = f"which nodes have it is unknown: {unseen}"
         if fitting:

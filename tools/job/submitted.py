@@ -13,9 +13,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from tools.core import UserError, repo
-from tools.core.secret_patterns import mask, masked
-from tools.core.tables import filled, load
+from tools.core import UserError, repo, secret_patterns, tables
 from tools.job.snapshot import LiveJob
 from tools.job.snapshot.live_job import kind_of
 from tools.job.snapshot.pod import template_specs
@@ -29,7 +27,7 @@ LARGEST = 900 * 1024  # bytes of a kept manifest; the API server takes ConfigMap
 HIDDEN = "***"
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 QUEUE_MANAGER = "kueue.x-k8s.io/manager"  # of a TrainJob's runtimePatches
-_TABLES: dict[str, Any] = load("job/tables.yaml")
+_TABLES: dict[str, Any] = tables.load("job/tables.yaml")
 # What the API server, a controller or a queue writes into the spec of a job: the next one gets its own.
 GENERATED: dict[str, list[list[str]]] = _TABLES["generated"]
 
@@ -58,7 +56,7 @@ class Submitted:
 
 def keep(kubectl: Kubectl, manifests: Manifests, top: Object, uid: str, command: str) -> list[str]:
     """Keep what a command submitted as the job `top`; return a sentence for each place that refused."""
-    facts = Facts(manifests.source, mask(command), datetime.now(UTC).isoformat(timespec="seconds"))
+    facts = Facts(manifests.source, secret_patterns.mask(command), datetime.now(UTC).isoformat(timespec="seconds"))
     text = _text(manifests.objects)
     problems = []
     for place in (_in_cluster, _here):
@@ -73,7 +71,7 @@ def _in_cluster(kubectl: Kubectl, top: Object, uid: str, text: str, facts: str) 
     if len(text.encode()) > LARGEST:
         raise UserError(f"the manifest is larger than {LARGEST >> 10} KiB")
     names = {"api": top["apiVersion"], "kind": top["kind"], "name": name_of(top), "uid": uid}
-    item = filled(_TABLES["submitted"], {**names, "manifest": text, "facts": facts})
+    item = tables.filled(_TABLES["submitted"], {**names, "manifest": text, "facts": facts})
     words = ("apply", "--server-side", "--force-conflicts", "--filename=-", "--output=name")
     kubectl.text(*words, stdin=json.dumps(item))
 
@@ -97,7 +95,7 @@ def _text(objects: list[Object]) -> str:
 
 def _without_secrets(item: Object) -> Object:
     if item.get("kind") != "Secret":
-        found: Object = masked(item)
+        found: Object = secret_patterns.masked(item)
         return found
     hidden = {key: dict.fromkeys(item[key], HIDDEN) for key in ("data", "stringData") if item.get(key)}
     return {**item, **hidden}

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.core import UserError, command_line, output
-from tools.core.wait import until
+from tools.core import UserError, command_line, output, wait
 from tools.job.pod_talk import PodTalk
 from tools.job.snapshot import JobPod, LiveJob
 from tools.kube import Kubectl, Manifests, Object
@@ -171,7 +170,7 @@ class Sync:
         self._all("place", self._mine)
         self._all("stop", self._mine, or_else="start")
         since = {pod: _number(answer.get("time")) for pod, answer in self._all("start", self._mine).items()}
-        step, failed = until(lambda: self._outcome(since), seconds, every=0.2) or (None, "")
+        step, failed = wait.until(lambda: self._outcome(since), seconds, every=0.2) or (None, "")
         return Synced(changed, names, step, failed, time.time() - saved)
 
     def _outcome(self, since: Mapping[str, float]) -> tuple[int | None, str] | None:

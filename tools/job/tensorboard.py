@@ -9,10 +9,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 
 from tools.cells import kustomize
-from tools.core import UserError, repo
-from tools.core.command_line import selector
-from tools.core.tables import load
-from tools.core.wait import settled, sparing, until
+from tools.core import UserError, command_line, repo, tables, wait
 from tools.job import submit
 from tools.job.snapshot import JobPod
 from tools.job.snapshot.pod import claim_names, first_template
@@ -30,7 +27,7 @@ LARGEST_ANSWER = 2**20  # bytes
 ADDRESS = "127.0.0.1"  # never another address: TensorBoard has no login
 HTTPS = 8443  # the proxy's port, in images/tensorboard/proxy.conf
 # The Secrets of the proxy, and the commands that create them.
-SECRETS: dict[str, str] = load("job/tables.yaml")["tensorboard secrets"]
+SECRETS: dict[str, str] = tables.load("job/tables.yaml")["tensorboard secrets"]
 
 
 def manifests(job: Workload, exposed: bool = False) -> Manifests:
@@ -64,7 +61,7 @@ def start(kubectl: Kubectl, found: Manifests, say: Callable[[str], None]) -> lis
     for warning in warnings:
         say(warning)
     say(f"waiting until {NAME} is Ready")
-    say_sometimes = sparing(say, 5.0)
+    say_sometimes = wait.sparing(say, 5.0)
 
     def ready() -> bool:
         return _available(kubectl.json("get", "deployment", names=[NAME]))
@@ -72,7 +69,7 @@ def start(kubectl: Kubectl, found: Manifests, say: Callable[[str], None]) -> lis
     def report(waited: float) -> None:
         say_sometimes(f"{waited:.0f} s: {_waits_for(kubectl)}")
 
-    if not until(ready, READY_SECONDS, EVERY, report):
+    if not wait.until(ready, READY_SECONDS, EVERY, report):
         raise UserError(f"{NAME} is not Ready after {READY_SECONDS:.0f} s: {_waits_for(kubectl)}", code=1)
     return applied
 
@@ -87,7 +84,7 @@ def _available(deployment: Object) -> bool:
 
 def _waits_for(kubectl: Kubectl) -> str:
     """Return what its newest pod waits for."""
-    pods = kubectl.items("pods", selector("app.kubernetes.io/name", NAME))
+    pods = kubectl.items("pods", command_line.selector("app.kubernetes.io/name", NAME))
     if not pods:
         return "it has no pod yet"
     return JobPod(max(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))).waits_for
@@ -141,7 +138,7 @@ def _answer(url: str, process: subprocess.Popen[bytes]) -> str | None:
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None
 
-    return settled(directory, lambda one: one is not None or process.poll() is not None, FORWARD_SECONDS, EVERY)
+    return wait.settled(directory, lambda one: one is not None or process.poll() is not None, FORWARD_SECONDS, EVERY)
 
 
 def stop(kubectl: Kubectl) -> list[str]:

@@ -6,8 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator
 
 from tools.cells import kustomize
-from tools.core import UserError, repo
-from tools.core.wait import settled
+from tools.core import UserError, repo, wait
 from tools.job.snapshot import JobPod, Snapshot
 from tools.job.snapshot.pod import RUN_VARIABLE, first_template
 from tools.kube import Kubectl, Object, name_of
@@ -68,7 +67,7 @@ def reading(kubectl: Kubectl, seen: Snapshot, say: Callable[[str], None]) -> Ite
 
 
 def _started(kubectl: Kubectl, name: str) -> JobPod:
-    pod = settled(lambda: JobPod(kubectl.json("get", "pod", names=[name])), lambda one: one.running, SECONDS, 1.0)
+    pod = wait.settled(lambda: JobPod(kubectl.json("get", "pod", names=[name])), lambda one: one.running, SECONDS, 1.0)
     if not pod.running:
         raise UserError(f"{name} is not running after {SECONDS:.0f} s: {pod.waits_for}", code=3)
     return pod

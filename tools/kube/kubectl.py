@@ -12,14 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.core import UserError, command_line
-from tools.core.tables import load
+from tools.core import UserError, command_line, tables
 
 SECONDS = 60  # limit of a single command
 LONGEST = 1 << 16  # characters of a line
 PAGE = re.compile(r"(?i)<(?:!doctype html|html|head)\b")
 PROXY = "did a proxy answer? check the address in the kubeconfig, HTTPS_PROXY and NO_PROXY"
-_TABLE: dict[str, Any] = load("kube/kubectl.yaml")
+_TABLE: dict[str, Any] = tables.load("kube/kubectl.yaml")
 OPTIONS = frozenset(_TABLE["options"])  # those that yard passes
 HINTS: dict[str, str] = _TABLE["hints"]  # parts of kubectl's messages, and their usual cause
 CANNOT_SEE = 3

@@ -6,8 +6,7 @@ from tools.aws.session import Session
 from tools.cli.cluster import _options
 from tools.cluster import eksctl, offers
 from tools.cluster.spec import Spec
-from tools.core import UserError, output
-from tools.core.repo import shown
+from tools.core import UserError, output, repo
 
 
 @_options.cluster_and_account
@@ -25,10 +24,10 @@ def command(spec: Spec, session: Session, check: bool, verify: bool, as_json: bo
     same = path.is_file() and path.read_text(encoding="utf-8") == text
     if check and not same:
         what = "out of date" if path.is_file() else "missing"
-        raise UserError(f"{shown(path)} is {what}", f"yard cluster config {spec.title}", 1)
+        raise UserError(f"{repo.shown(path)} is {what}", f"yard cluster config {spec.title}", 1)
     if not same:
         path.write_text(text, encoding="utf-8")
     if as_json:
-        output.data({"file": shown(path), "changed": not same, "remark": remark})
+        output.data({"file": repo.shown(path), "changed": not same, "remark": remark})
     else:
-        output.line(f"{shown(path)}: {'up to date' if same else 'written'}")
+        output.line(f"{repo.shown(path)}: {'up to date' if same else 'written'}")

@@ -5,8 +5,7 @@ from tools.aws.session import Session
 from tools.cli.cluster import _options
 from tools.cluster import create, eksctl, steps
 from tools.cluster.spec import Spec
-from tools.core import UserError, output
-from tools.core.repo import shown
+from tools.core import UserError, output, repo
 
 
 @_options.cluster_and_account
@@ -22,7 +21,7 @@ def execute(spec: Spec, session: Session, dry_run: bool, as_json: bool) -> None:
     path = spec.directory / eksctl.FILE
     if not path.is_file() or path.read_text(encoding="utf-8") != eksctl.text(spec):
         hint = f"yard cluster config {spec.title}"
-        raise UserError(f"{shown(path)} is out of date", hint)
+        raise UserError(f"{repo.shown(path)} is out of date", hint)
     exists = create.check(session, spec)
     todo = create.steps(spec, exists)
     words = [" ".join(step.words) for step in todo]

@@ -3,8 +3,7 @@
 import math
 
 from tools.cli.job import _options
-from tools.core import UserError, output
-from tools.core.wait import until
+from tools.core import UserError, output, wait
 from tools.job.snapshot import collect, lookup
 from tools.job.status import Status, lines
 from tools.kube import Kubectl
@@ -32,7 +31,7 @@ def command(kubectl: Kubectl, job: str | None, watch: bool, as_json: bool) -> in
             _show(status, as_json)
         return status if status.state in ("Succeeded", "Failed") else None
 
-    last = until(ended, math.inf if watch else 0.0, EVERY)
+    last = wait.until(ended, math.inf if watch else 0.0, EVERY)
     return 1 if last is not None and last.state == "Failed" else 0
 
 

@@ -10,8 +10,7 @@ from tools.cells.knobs import Knobs
 from tools.cli import _knobs
 from tools.cli.job import _options
 from tools.cli.plan import _shown
-from tools.core import UserError, output
-from tools.core.wait import sparing
+from tools.core import UserError, output, wait
 from tools.job import stop, submit, submitted, sweep, sync
 from tools.job.follow import Followed, follow
 from tools.job.snapshot import LiveJob, lookup
@@ -84,7 +83,7 @@ def command(
 def _prepared(kubectl: Kubectl, jobs: list[_Job], target: str, resume: bool, replace: bool) -> list[_Job]:
     """Return the jobs with what the cluster has of them; UserError if one of them would be refused."""
     said: set[str] = set()
-    progress = sparing(output.note)
+    progress = wait.sparing(output.note)
     found: list[_Job] = []
     for number, job in enumerate(jobs, start=1):
         words = shlex.join(job.knobs.arguments())

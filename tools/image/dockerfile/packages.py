@@ -13,8 +13,7 @@ from packaging.utils import canonicalize_name
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from tools.core import UserError
-from tools.core.tables import load
+from tools.core import UserError, tables
 from tools.image.dockerfile.parse import Dockerfile, Instruction, Stage
 from tools.image.dockerfile.shell_script import commands, program, script
 from training.config import bounds
@@ -26,7 +25,7 @@ PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
 INDEX = re.compile(r"/whl/(?:nightly/)?(cu\d+|cpu)\b")
 LOCAL = re.compile(r"^cu(\d{2,3})$")
 WHEEL = re.compile(r"(?<![A-Za-z0-9_.])([A-Za-z0-9_.]{1,200}+)-(\d[^-]{0,200}+)-.{0,200}\.whl")
-WITH_VALUE = frozenset(load("image/tables.yaml")["options with value"])
+WITH_VALUE = frozenset(tables.load("image/tables.yaml")["options with value"])
 CONSTRAINTS = {"-c", "--constraint", "--constraints"}
 REQUIREMENTS = {"-r", "--requirement"}
 INDEXES = {"-i", "--index-url", "--extra-index-url", "--default-index", "--index"}

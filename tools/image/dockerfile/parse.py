@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 
 from dockerfile_parse import DockerfileParser
 
-from tools.core import UserError
-from tools.core.tables import load
+from tools.core import UserError, tables
 
-KNOWN = frozenset(load("image/tables.yaml")["instructions"])
+KNOWN = frozenset(tables.load("image/tables.yaml")["instructions"])
 LARGEST = 2**18  # characters of a Dockerfile, and of an instruction with its variables filled in
 MOST_STAGES = 100
 # A heredoc is a whole word of the shell, as in BuildKit's parser: neither `<<<` nor text in quotes.

@@ -5,8 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tools.core import State, UserError, Verdict, repo, worst
-from tools.core.output import count
+from tools.core import State, UserError, Verdict, output, repo, worst
 from tools.core.verdict import of_state
 from tools.facts.instances import Instance
 from tools.image.dockerfile import dockerignore
@@ -57,10 +56,10 @@ class Result:
     def answers(self) -> dict[str, tuple[State, str]]:
         """The answers to the two questions, with counts: a warning is about good practice only."""
         failed, unknown, warned = (len(self.of(one)) for one in (State.FAIL, State.CANNOT_TELL, State.WARN))
-        faults = [count(failed, "fault")] if failed else []
+        faults = [output.count(failed, "fault")] if failed else []
         faults += [f"{unknown} unknown"] if unknown else []
         trains = State.FAIL if failed else State.CANNOT_TELL if unknown else State.PASS
-        warnings = count(warned, "warning") if warned else ""
+        warnings = output.count(warned, "warning") if warned else ""
         return {
             "will it build and train": (trains, ", ".join(faults)),
             "good practice": (State.WARN if warned else State.PASS, warnings),

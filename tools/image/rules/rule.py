@@ -6,8 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tools.core import secret_patterns
-from tools.core.output import short
+from tools.core import output, secret_patterns
 from tools.core.rules import Rules
 from tools.facts.instances import Instance
 from tools.image.dockerfile.dockerignore import Ignore
@@ -62,7 +61,7 @@ class Location:
     text: str
 
     def evidence(self) -> str:
-        return f"{self.file}:{self.line}: {short(secret_patterns.mask(self.text))}"
+        return f"{self.file}:{self.line}: {output.short(secret_patterns.mask(self.text))}"
 
     def details(self) -> dict[str, Any]:
         return {"file": self.file, "line": self.line}

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from tools.cells.kustomize_graph import is_kustomization
-from tools.core import UserError, output, repo
-from tools.core.wait import sparing
+from tools.core import UserError, output, repo, wait
 from tools.job.metrics import series
 from tools.job.metrics.series import RunMetrics
 from tools.job.snapshot import JobPod, Line, LiveJob, Snapshot, collect, log_lines, lookup
@@ -108,7 +107,7 @@ def _lines(name: str, raw: IO[bytes], size: int) -> Iterator[str]:
     packed = gzip.GzipFile(fileobj=raw) if start.startswith(GZIP) else None
     encoding = "utf-16" if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
     text = io.TextIOWrapper(cast(IO[bytes], packed or raw), encoding=encoding, errors="replace")
-    note = sparing(output.note)
+    note = wait.sparing(output.note)
     try:
         for count, line in enumerate(iter(lambda: text.readline(LONGEST), "")):
             # A line that begins with a date gives the lines after it their time.

@@ -14,8 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from tools.core import UserError, foreign_files, moment
-from tools.core.secret_patterns import mask
+from tools.core import UserError, foreign_files, moment, secret_patterns
 from tools.job.snapshot import run_answer
 from tools.job.snapshot.kinds import RUNTIMES
 from tools.job.snapshot.live_job import LiveJob
@@ -156,7 +155,7 @@ class Snapshot:
             owner=clean(self.owner),
             objects=clean(self.objects),
             others=[counted(pod, labels) for pod in self.others],
-            logs=[replace(log, text=mask(log.text)) for log in self.logs],
+            logs=[replace(log, text=secret_patterns.mask(log.text)) for log in self.logs],
             run=clean(self.run),
             unseen=clean(self.unseen),
         )
