@@ -12,6 +12,7 @@ import click
 import pytest
 
 from tools.cli import yard
+from tools.cli._lazy_group import LazyGroup
 
 ROOT = Path(__file__).resolve().parents[2]
 # Packages from the highest level to the lowest. Packages of one level do not import each other.
@@ -115,11 +116,12 @@ def misplaced(group: click.Group, package: str) -> Iterator[str]:
     for name in group.list_commands(click.Context(group)):
         command = group.get_command(click.Context(group), name)
         module = f"{package}.{name.replace('-', '_')}"
+        if isinstance(command, LazyGroup):
+            yield from misplaced(command, module) if command.package == module else (module,)
+            continue
         own = getattr(sys.modules.get(module), "command", None)
-        if own is None or own not in (command, getattr(command, "callback", None)):
+        if own is None or command is None or own is not command.callback:
             yield module
-        elif isinstance(command, click.Group):
-            yield from misplaced(command, module)
 
 
 def test_each_command_is_in_the_file_of_its_name() -> None:

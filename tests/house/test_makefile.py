@@ -12,9 +12,11 @@ from typing import NamedTuple
 import click
 import pytest
 
-from tools.cli.job import command as job
+from tools.cli import yard
 
 ROOT = Path(__file__).resolve().parents[2]
+JOB = yard.get_command(click.Context(yard), "job")
+assert isinstance(JOB, click.Group)
 TARGET = re.compile(r"^([a-z][a-z%-]*):(?!=)")
 
 
@@ -90,7 +92,7 @@ def test_every_target_expands(target: str) -> None:
     assert (f"tools/bootstrap.py {lock} " in shown.stdout) == (target not in ("help", "ci", "clean", "purge"))
 
 
-@pytest.mark.parametrize("command", job.list_commands(click.Context(job)))
+@pytest.mark.parametrize("command", JOB.list_commands(click.Context(JOB)))
 def test_every_command_of_a_job_is_a_target(command: str) -> None:
     """`make job`, `make why`, or `make job-COMMAND`."""
     shown = make("-n", f"job-{command}", "JOB=a-job", "ARGS=-n team-a").stdout

@@ -21,11 +21,12 @@ import pytest
 from tests.job.conftest import Cluster, NewWorld, Yard
 from tools.cluster import cluster_env
 from tools.core import command_line
+from tools.core.command_line import LONGEST_LINE, MOST_LINES
 from tools.core.errors import UserError
 from tools.gitops import git_secrets
 from tools.image.dockerfile import context, dockerignore
 from tools.image.dockerfile import parse as dockerfile
-from tools.image.engine import LONGEST_LINE, MOST_LINES, Engine
+from tools.image.engine import Engine
 from tools.job import copy, devices
 from tools.job.diagnosis import log_causes
 from tools.job.snapshot import log_lines

@@ -1,6 +1,7 @@
 """The `yard` command: finds the command's module by its name and imports only that one."""
 
 import functools
+import io
 import os
 import sys
 from pathlib import Path
@@ -41,6 +42,9 @@ def yard() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run `yard` and exit with its code. Every error that the user can correct is one line."""
     sys.excepthook = output.exception
+    for stream in (sys.stdout, sys.stderr):  # the terminal's encoding may lack characters of a log
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     sys.exit(invoke(arguments))
 
 

@@ -2,9 +2,7 @@
 
 import ast
 import importlib
-import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from tools.core import UserError, did_you_mean, tables
 class LazyGroup(click.Group):
     """Finds a command's module by its name: `rank0` is rank0.py in `directory`, and its function `command`.
 
-    A command may also be a group, and a package. A dash in a name is an underscore in the file name. Modules that begin
+    A package is a group of its modules. A dash in a name is an underscore in the file name. Modules that begin
     with an underscore are not commands. The help is the first line of the module's docstring, and what
     help.yaml in `directory` says below it: the text, the parameters, examples and exit codes.
     """
@@ -34,11 +32,12 @@ class LazyGroup(click.Group):
         """Import and return one command, or None when the module does not exist."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        found = importlib.import_module(f"{self.package}.{_file(cmd_name)}").command
+        module, directory = f"{self.package}.{_file(cmd_name)}", self.directory / _file(cmd_name)
         more = tables.load(str(self.directory / "help.yaml")).get(cmd_name, {})
-        if isinstance(found, click.Group):
-            command: click.Command = found
+        if directory.is_dir():
+            command: click.Command = LazyGroup(cmd_name, directory=directory, package=module)
         else:
+            found = importlib.import_module(module).command
             command = click.Command(cmd_name, callback=found, params=_parameters.of(found, more.get("options", {})))
         examples = "\b\nExamples:\n" + textwrap.indent(more["examples"], "  ") if "examples" in more else ""
         exits = f"Exit codes: {more['exits']}" if "exits" in more else ""
@@ -73,9 +72,3 @@ class LazyGroup(click.Group):
 
 def _file(name: str) -> str:
     return name.replace("-", "_")
-
-
-def group(package: str, callback: Callable[[], None] | None = None) -> LazyGroup:
-    """Return the group of a package's modules."""
-    directory = Path(str(sys.modules[package].__file__)).parent
-    return LazyGroup(package.rpartition(".")[2], directory=directory, package=package, callback=callback)

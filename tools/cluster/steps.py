@@ -1,16 +1,13 @@
 """Commands of yard and of other programs that are run one after the other, with their output."""
 
-import functools
 import shlex
-import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tools.core import UserError, repo
+from tools.core import UserError, command_line, repo
 
-LAST_LINES, LONGEST_LINE = 5, 65536  # characters
+LAST_LINES = 5
 INSTALL = {
     "eksctl": "install eksctl 0.230 or newer: https://docs.aws.amazon.com/eks/latest/eksctl/installation.html",
     "kind": "install kind: https://kind.sigs.k8s.io",
@@ -37,27 +34,14 @@ def run(step: Step, hint: str, say: Say) -> None:
     words = step.words
     if words[0] == "yard":
         words = (sys.executable, "-m", "tools.cli", *words[1:])
-    last: deque[str] = deque(maxlen=LAST_LINES)
-    null, pipe, both = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
     try:
-        process = subprocess.Popen(
-            words, cwd=repo.project(), stdin=null, stdout=pipe, stderr=both, text=True, errors="replace"
-        )
+        code, lines = command_line.streamed(words, lambda line: say(f"  {line.rstrip()}"), directory=repo.project())
     except FileNotFoundError:
         raise UserError(f"{words[0]} is not on PATH", INSTALL.get(words[0])) from None
-    with process:
-        assert process.stdout is not None
-        try:
-            for line in iter(functools.partial(process.stdout.readline, LONGEST_LINE), ""):
-                last.append(line.strip())
-                say(f"  {line.rstrip()}")
-        except KeyboardInterrupt:
-            process.terminate()
-            raise
-    if process.returncode != 0:
-        said = [line for line in reversed(last) if line]
+    if code != 0:
+        said = [line.strip() for line in reversed(lines[-LAST_LINES:]) if line.strip()]
         errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
         cause = next(iter((*errors, *said)), "no output")
         # The exit codes of yard keep their meaning.
-        code = process.returncode if step.words[0] == "yard" and process.returncode in (2, 3) else 1
+        code = code if step.words[0] == "yard" and code in (2, 3) else 1
         raise UserError(f"{' '.join(step.words[:3])} failed: {cause}", hint, code)

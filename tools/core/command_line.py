@@ -5,13 +5,16 @@ command line, so that no program reads it as an option, as a path or as more tha
 """
 
 import contextlib
+import functools
 import math
 import os
 import re
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
 from tools.core.errors import UserError
@@ -19,6 +22,7 @@ from tools.core.errors import UserError
 CANNOT_TELL = 3  # exit code
 LARGEST_ANSWER = 256 * 2**20  # bytes that are read from one program
 CHUNK = 2**20
+LONGEST_LINE, MOST_LINES = 65536, 20_000  # characters of a line, and lines that are kept
 # Source: kubernetes.io/docs/concepts/overview/working-with-objects/names
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -103,6 +107,34 @@ def captured(
         process.kill()
         process.wait()
     return subprocess.CompletedProcess(argv, process.returncode, bytes(answer.data), bytes(complaint.data))
+
+
+def streamed(
+    argv: Sequence[str],
+    say: Callable[[str], None],
+    *,
+    directory: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[int, list[str]]:
+    """Run a program, pass each line of its output to `say`, and return its exit code and its last lines.
+
+    The program ends when this is interrupted. Raises OSError if it cannot be started.
+    """
+    null, pipe, both = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
+    process = subprocess.Popen(
+        argv, cwd=directory, env=environment, stdin=null, stdout=pipe, stderr=both, text=True, errors="replace"
+    )
+    lines: deque[str] = deque(maxlen=MOST_LINES)  # a program may print without end; its end counts
+    with process:
+        assert process.stdout is not None
+        try:
+            for line in iter(functools.partial(process.stdout.readline, LONGEST_LINE), ""):
+                lines.append(line)
+                say(line.rstrip("\n"))
+        except BaseException:
+            process.terminate()
+            raise
+    return process.returncode, list(lines)
 
 
 class Reader(threading.Thread):

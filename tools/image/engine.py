@@ -3,11 +3,9 @@
 A client library does not know the user's contexts, credential helpers and builders.
 """
 
-import functools
 import json
 import os
 import subprocess
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +13,6 @@ from typing import Any
 from tools.core import UserError, command_line, tables
 
 SECONDS = 60  # for one command
-LONGEST_LINE, MOST_LINES = 65536, 20_000  # characters of a line, and lines that are kept
 CANNOT_SEE = 3
 UNREACHABLE: list[str] = tables.load("image/tables.yaml")["unreachable engine"]
 Say = Callable[[str], None]
@@ -76,28 +73,11 @@ class Engine:
     def stream(self, words: Sequence[str], say: Say, variables: Mapping[str, str] | None = None) -> tuple[int, str]:
         """Run docker, pass each line to `say`, and return the exit code and the last lines of the output."""
         try:
-            process = subprocess.Popen(
-                [self.program, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                env={**os.environ, **(variables or {})},
-            )
+            environment = {**os.environ, **(variables or {})}
+            code, lines = command_line.streamed([self.program, *words], say, environment=environment)
         except FileNotFoundError:
             raise missing() from None
-        lines: deque[str] = deque(maxlen=MOST_LINES)  # a build may print without end; its end counts
-        with process:
-            assert process.stdout is not None
-            try:
-                for line in iter(functools.partial(process.stdout.readline, LONGEST_LINE), ""):
-                    lines.append(line)
-                    say(line.rstrip("\n"))
-            except BaseException:
-                process.terminate()
-                raise
-        return process.returncode, "".join(lines)
+        return code, "".join(lines)
 
     def image(self, name: str) -> Image | None:
         """Return the image with a name or id, or None."""

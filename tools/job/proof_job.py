@@ -14,7 +14,7 @@ from typing import Any
 
 from tools.cells import knobs
 from tools.cluster.inventory import INSTANCE_PRICES
-from tools.core import UserError, command_line, output, wait
+from tools.core import UserError, output, wait
 from tools.job import stop, submit
 from tools.job.pod_talk import PodTalk
 from tools.job.snapshot import JobPod, LiveJob, lookup
@@ -111,18 +111,13 @@ def _applied(kubectl: Kubectl, wanted: Manifests) -> Iterator[None]:
             kubectl.run("delete", str(item["kind"]), "--ignore-not-found", "--wait=false", names=[name_of(item)])
 
 
-def _pods(kubectl: Kubectl, manifests: Manifests) -> list[JobPod]:
-    job = kinds.job_of(manifests)
-    return [JobPod(one, job) for one in kubectl.items("pods", command_line.selectors(job.selector))]
-
-
 def _first_pod(kubectl: Kubectl, manifests: Manifests) -> JobPod:
     """Wait for a pod that runs."""
     sometimes = wait.sparing(output.note, 10.0)
     name = kinds.job_of(manifests).name
 
     def running() -> JobPod | None:
-        found = _pods(kubectl, manifests)
+        found = lookup.pods(kubectl, kinds.job_of(manifests))
         words = "; ".join(f"{pod.name} {pod.phase} {' '.join(pod.waiting)}".strip() for pod in found) or "no pod yet"
         sometimes(f"waiting: {words}")
         over = next((pod for pod in found if pod.over or pod.broken_init), None)
@@ -145,7 +140,7 @@ def _ended(kubectl: Kubectl, pod: JobPod) -> UserError:
 
 def _alive(kubectl: Kubectl, manifests: Manifests) -> None:
     """Raise UserError where a pod has ended."""
-    for pod in _pods(kubectl, manifests):
+    for pod in lookup.pods(kubectl, kinds.job_of(manifests)):
         if pod.over:
             raise _ended(kubectl, pod)
 
@@ -232,7 +227,7 @@ def _unpack(content: bytes, out: Path) -> None:
 
 def _image(kubectl: Kubectl, manifests: Manifests) -> str:
     """Return the image of the pods with its digest, empty where the kubelet tells none."""
-    for pod in _pods(kubectl, manifests):
+    for pod in lookup.pods(kubectl, kinds.job_of(manifests)):
         found = str(pod.container.get("imageID") or "")
         if "@sha256:" in found:
             return found

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tools.core import UserError, command_line, output, tables, wait
-from tools.job.snapshot import JobPod, LiveJob
+from tools.core import UserError, output, tables, wait
+from tools.job.snapshot import JobPod, LiveJob, lookup
 from tools.job.snapshot.kinds import NOT_READ
 from tools.job.snapshot.pod import template_specs
 from tools.kube import Kubectl, Object, name_of
@@ -42,7 +42,7 @@ def drain(kubectl: Kubectl, job: LiveJob, say: Callable[[str], None], deletes: b
     request = _request(job, True)
     if request is None and not deletes:
         raise UserError(f"{job.title}: a job of this kind cannot be suspended", "--delete ends it", 1)
-    running = [pod for pod in _pods(kubectl, job) if pod.running]
+    running = [pod for pod in lookup.pods(kubectl, job.workload) if pod.running]
     lines: deque[str] = deque(maxlen=LAST_LINES)
     readers = [_reader(kubectl, pod, lines) for pod in running]
     _send(kubectl, job, request or ("delete", resource_of(job), "--wait=false"))
@@ -139,12 +139,12 @@ def delete(kubectl: Kubectl, job: LiveJob, say: Callable[[str], None]) -> None:
 def wait_gone(kubectl: Kubectl, job: LiveJob, say: Callable[[str], None]) -> None:
     """Wait until no pod of the job runs or is being deleted; UserError long after their grace period."""
     say_sometimes = wait.sparing(say)
-    left = _pods(kubectl, job)
+    left = lookup.pods(kubectl, job.workload)
     specs = [*template_specs(job.workload), *(pod.spec for pod in left)]
     grace = max([int(spec.get("terminationGracePeriodSeconds") or 30) for spec in specs], default=30)
 
     def gone() -> bool:
-        left[:] = [pod for pod in _pods(kubectl, job) if pod.deleted or not pod.over]
+        left[:] = [pod for pod in lookup.pods(kubectl, job.workload) if pod.deleted or not pod.over]
         return not left
 
     def report(waited: float) -> None:
@@ -154,8 +154,3 @@ def wait_gone(kubectl: Kubectl, job: LiveJob, say: Callable[[str], None]) -> Non
     if not wait.until(gone, grace + GONE_SECONDS, every=0.5, report=report):
         names = ", ".join(pod.name for pod in left[:4])
         raise UserError(f"pods still exist after {grace + GONE_SECONDS:.0f} s: {names}", code=1)
-
-
-def _pods(kubectl: Kubectl, job: LiveJob) -> list[JobPod]:
-    found = kubectl.items("pods", command_line.selectors(job.workload.selector))
-    return [JobPod(item, job.workload) for item in found]

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.core import UserError, command_line, output, wait
+from tools.core import UserError, output, wait
 from tools.job.pod_talk import PodTalk
-from tools.job.snapshot import JobPod, LiveJob
+from tools.job.snapshot import JobPod, LiveJob, lookup
 from tools.kube import Kubectl, Manifests, Object
 from tools.simulator.prefixes import AGENT, ENTRYPOINTS, behind_prefixes
 from tools.workload import kinds
@@ -129,7 +129,7 @@ def pods_of(kubectl: Kubectl, live: LiveJob) -> list[JobPod]:
     if annotations.get(ANNOTATION) != "true":
         hint = "yard job submit CELL --dev --replace"
         raise UserError(f"{job.name} was not submitted for development: its code stays as it is", hint)
-    found = [JobPod(one, job) for one in kubectl.items("pods", command_line.selectors(job.selector))]
+    found = lookup.pods(kubectl, job)
     roles = {role.name.lower(): role.replicas for role in job.roles if role.trains}
     here = [pod for pod in found if pod.role in roles]
     pods, wanted = [pod for pod in here if not pod.deleted], sum(roles.values())

@@ -1,5 +1,1 @@
 """Write a new Component."""
-
-from tools.cli._lazy_group import group
-
-command = group(__name__)

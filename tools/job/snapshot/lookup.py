@@ -6,9 +6,10 @@ from pathlib import Path
 
 from tools.cells import locate
 from tools.cells.kustomize_graph import is_kustomization
-from tools.core import UserError, nearest
+from tools.core import UserError, command_line, nearest
 from tools.job.snapshot.kinds import NOT_READ
 from tools.job.snapshot.live_job import EVERY, READ_KINDS, WRAPPERS, LiveJob, kind_of, kinds_called, title
+from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.queries import Queries
 from tools.kube import Kubectl, Manifests, Object, name_of
 from tools.kube.kubectl import CANNOT_SEE, failure, foreign
@@ -200,6 +201,11 @@ def existing(kubectl: Kubectl, wanted: Workload) -> Workload | None:
     """Return the job of the cluster with this kind and name, None if there is none."""
     found = kubectl.items(wanted.resource, "--ignore-not-found", names=[wanted.name])
     return _workload(found[0]) if found else None
+
+
+def pods(kubectl: Kubectl, job: Workload) -> list[JobPod]:
+    """Return the pods of a job, also those that have ended or are being deleted."""
+    return [JobPod(one, job) for one in kubectl.items("pods", command_line.selectors(job.selector))]
 
 
 def _workload(item: Object) -> Workload:
