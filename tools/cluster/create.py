@@ -9,8 +9,8 @@ from tools.aws.session import Session
 from tools.cluster.eksctl import FILE
 from tools.cluster.ownership import describe_cluster, tags_of
 from tools.cluster.spec import SYSTEM, Spec
-from tools.cluster.steps import Say, Step
-from tools.core import UserError, repo
+from tools.cluster.steps import Step
+from tools.core import Say, UserError, repo
 from tools.kube import Object
 
 # clusters/<name>/plugins installs the plugins: two for one resource would conflict in the kubelet.

@@ -2,10 +2,9 @@
 
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from tools.core import UserError, command_line, repo
+from tools.core import Say, UserError, command_line, repo
 
 LAST_LINES = 5
 INSTALL = {
@@ -14,8 +13,6 @@ INSTALL = {
     "minikube": "install minikube: https://minikube.sigs.k8s.io",
     "kubectl": "install kubectl 1.31 or newer: https://kubernetes.io/docs/tasks/tools/",
 }
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

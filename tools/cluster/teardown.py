@@ -3,7 +3,6 @@
 Nothing is stored between runs: each run lists again what is left, so an interrupted run can be repeated.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from tools.aws.session import AwsError, Session
 from tools.cluster import inventory
 from tools.cluster.inventory import Resource
 from tools.cluster.spec import Spec
-from tools.core import UserError, tables, wait
+from tools.core import Say, UserError, tables, wait
 
 POLL_SECONDS = 5.0
 MOST_SECONDS = 1800.0  # a node group drains first; eksctl's largest stack takes 15 minutes
@@ -20,8 +19,6 @@ IN_USE_SECONDS = 180.0  # interfaces of terminated nodes are deleted within a mi
 SAY_SECONDS = 15.0
 GONE = "gone"
 DELETING = ("DELETING", "DELETE_IN_PROGRESS", "shutting-down")
-
-Say = Callable[[str], None]
 
 
 def delete(session: Session, spec: Spec, resource: Resource, say: Say) -> None:

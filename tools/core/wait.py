@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+Say = Callable[[str], None]  # takes a line of progress
 
 
 def until(
@@ -48,7 +49,7 @@ def settled(
     return values[0]
 
 
-def sparing(say: Callable[[str], None], every: float = 2.0) -> Callable[[str], None]:
+def sparing(say: Say, every: float = 2.0) -> Say:
     """Return a function that passes a text on to `say`, but only once in `every` seconds."""
     last = time.monotonic()
 

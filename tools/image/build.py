@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tools import __version__
-from tools.core import UserError, output, repo, secret_patterns
+from tools.core import Say, UserError, output, repo, secret_patterns
 from tools.image import tags
 from tools.image.build_failures import Cause, cause
 from tools.image.dockerfile import context, dockerignore
-from tools.image.engine import Engine, Image, Say
+from tools.image.engine import Engine, Image
 from tools.image.rules.evaluate import Target
 
 NAMESPACE = "localhost/trainyard"  # as in cells; docker asks no public registry for these names

@@ -12,9 +12,8 @@ from typing import Any, Self
 
 from tools.aws.policies import VERSION
 from tools.aws.session import AwsError, Session
-from tools.core import UserError, tables, wait
+from tools.core import Say, UserError, tables, wait
 from tools.image import ecr
-from tools.image.engine import Say
 
 TAG = {"trainyard": "image-build"}
 REPOSITORY_TAG = "trainyard/repository"  # on all but the bucket, which the repositories share

@@ -5,8 +5,8 @@ import re
 from typing import Any
 
 from tools.aws.session import Session
-from tools.core import UserError
-from tools.image.engine import Engine, Say
+from tools.core import Say, UserError
+from tools.image.engine import Engine
 
 NAME = r"[a-z0-9]+(?:[._/-]+[a-z0-9]+)*"  # of a repository; it holds no character of IAM's patterns
 HOST = re.compile(rf"^(\d{{12}})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/({NAME})$")

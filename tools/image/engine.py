@@ -6,16 +6,15 @@ A client library does not know the user's contexts, credential helpers and build
 import json
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.core import UserError, command_line, tables
+from tools.core import Say, UserError, command_line, tables
 
 SECONDS = 60  # for one command
 CANNOT_SEE = 3
 UNREACHABLE: list[str] = tables.load("image/tables.yaml")["unreachable engine"]
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Any
 from urllib.parse import quote
 
 from tools import __version__
-from tools.core import repo, tables
+from tools.core import Say, repo, tables
 from tools.image.build import Record, Request
-from tools.image.engine import Engine, Image, Say
+from tools.image.engine import Engine, Image
 from tools.image.rules.evaluate import subject
 from tools.image.smoke import RESTRICTED, ImageTest
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools import __version__
-from tools.core import UserError, secret_patterns
+from tools.core import Say, UserError, secret_patterns
 from tools.image import build, registry, tags
 from tools.image.dockerfile import context, dockerignore
-from tools.image.engine import Engine, Image, Say
+from tools.image.engine import Engine, Image
 from tools.image.rules.evaluate import Target
 from tools.image.rules.secrets import holds_credentials
 

@@ -2,11 +2,11 @@
 
 import re
 
-from tools.core import UserError, command_line
+from tools.core import Say, UserError, command_line
 from tools.core.tables import load
 from tools.image import ecr, registry
 from tools.image.build import load_record
-from tools.image.engine import Engine, Say
+from tools.image.engine import Engine
 
 SAID = re.compile(r"digest: (sha256:[0-9a-f]{64}) size: \d+")
 REFUSALS = [

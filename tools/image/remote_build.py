@@ -16,13 +16,12 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from tools.aws.session import Session
-from tools.core import UserError, secret_patterns, tables, wait
+from tools.core import Say, UserError, secret_patterns, tables, wait
 from tools.image import codebuild, ecr
 from tools.image.build import BuildFailed, Request, refuse_secrets, write_log
 from tools.image.build_failures import Cause, cause
 from tools.image.codebuild import Project
 from tools.image.dockerfile import context, dockerignore
-from tools.image.engine import Say
 from tools.image.push import IMMUTABLE, refusal
 from tools.image.registry import split
 

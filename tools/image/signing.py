@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.core import State, UserError, Verdict, command_line
-from tools.image.engine import Engine, Say
+from tools.core import Say, State, UserError, Verdict, command_line
+from tools.image.engine import Engine
 from tools.image.evidence import KINDS
 from tools.image.registry import DIGEST, split
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.core import State, UserError, Verdict, secret_patterns, wait
+from tools.core import Say, State, UserError, Verdict, secret_patterns, wait
 from tools.image import trial_training
-from tools.image.engine import Engine, Image, Say
+from tools.image.engine import Engine, Image
 from training.remote import container_probe
 
 LEVELS = ("quick", "standard", "full")

@@ -15,8 +15,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tools.core import State, Verdict, repo, tables, wait
-from tools.image.engine import Engine, Image, Say
+from tools.core import Say, State, Verdict, repo, tables, wait
+from tools.image.engine import Engine, Image
 
 RANKS = 2
 _TRIAL: dict[str, Any] = tables.load("image/trial.yaml")

@@ -11,15 +11,15 @@ import select
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, NoReturn
 
-from tools.core import UserError, command_line, foreign_files, wait
+from tools.core import Say, UserError, command_line, foreign_files, wait
 from tools.job.snapshot import JobPod
 from tools.kube import Kubectl
-from tools.kube.kubectl import failure, missing
+from tools.kube.kubectl import failure, started
 from training.remote import file_sender
 
 LONGEST_LINE = 65536  # bytes of a line of the protocol
@@ -51,7 +51,7 @@ class Broken(Exception):
     """The stream ended early, stopped, or its data is wrong."""
 
 
-def fetch(kubectl: Kubectl, pod: JobPod, wanted: str, target: Path, say: Callable[[str], None]) -> list[CopiedFile]:
+def fetch(kubectl: Kubectl, pod: JobPod, wanted: str, target: Path, say: Say) -> list[CopiedFile]:
     """Copy the files at or below `wanted` in the run directory to `target`, and return them.
 
     An intact file that is here already is not sent again. Raises UserError if the pod has no such file, and
@@ -90,7 +90,7 @@ class _Copy:
     itself lists are compared, and the comparison is made here.
     """
 
-    def __init__(self, kubectl: Kubectl, pod: JobPod, wanted: str, target: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, kubectl: Kubectl, pod: JobPod, wanted: str, target: Path, say: Say) -> None:
         self._kubectl, self._pod, self._wanted, self._target, self._say = kubectl, pod, wanted, target, say
         self._sums = _sums(target / SUMS)
         self._earlier = {name: digest for name, digest in self._sums.items() if is_below(name, wanted)}
@@ -185,10 +185,7 @@ def _talk(kubectl: Kubectl, pod: JobPod, wanted: str, known: list[str] | None, h
     with tempfile.TemporaryFile() as script:
         script.write(Path(file_sender.__file__).read_bytes() + call.encode())
         script.seek(0)
-        try:
-            process = subprocess.Popen(program, stdin=script, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        except FileNotFoundError:
-            raise missing() from None
+        process = started(program, stdin=script, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert process.stdout is not None
         assert process.stderr is not None
         complaint = command_line.Reader(process.stderr, LARGEST_CHUNK)
@@ -219,7 +216,7 @@ def _raise(said: str, problem: str) -> NoReturn:
     raise Broken(f"{problem}: {own[-1]}" if own else problem) from None
 
 
-def _write(stream: _Stream, head: _Head, file: IO[bytes], say: Callable[[str], None]) -> CopiedFile:
+def _write(stream: _Stream, head: _Head, file: IO[bytes], say: Say) -> CopiedFile:
     """Write a file's chunks to `file`; Broken if they do not match the digest that follows them."""
     found, done = hashlib.sha256(), 0
     while (line := stream.line()).isdecimal() and line != "0":

@@ -2,9 +2,8 @@
 
 import re
 import time
-from collections.abc import Callable
 
-from tools.core import UserError, wait
+from tools.core import Say, UserError, wait
 from tools.job.diagnosis.admission import is_over
 from tools.job.diagnosis.cause import Cause
 from tools.job.diagnosis.explain import Explanation, explain
@@ -26,7 +25,7 @@ class Followed:
     step: Record | None = None
     cause: Cause | None = None
 
-    def __init__(self, kubectl: Kubectl, job: LiveJob, uid: str, steps: bool, say: Callable[[str], None]) -> None:
+    def __init__(self, kubectl: Kubectl, job: LiveJob, uid: str, steps: bool, say: Say) -> None:
         self._kubectl, self._job, self._uid, self._steps, self._say = kubectl, job, uid, steps, say
         self._since: dict[str, float] = {}  # when the present cause was first seen
         self._said = ""
@@ -57,9 +56,7 @@ class Followed:
             self._say(line)
 
 
-def follow(
-    kubectl: Kubectl, job: Workload, uid: str, seconds: float, say: Callable[[str], None], steps: bool = True
-) -> Followed:
+def follow(kubectl: Kubectl, job: Workload, uid: str, seconds: float, say: Say, steps: bool = True) -> Followed:
     """Watch the job `uid` for `seconds`, or until it ends, a cause lasts, or (with `steps`) its first step.
 
     Raises UserError if another job takes the job's name.

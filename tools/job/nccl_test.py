@@ -1,11 +1,11 @@
 """The all-reduce test between a cell's pods: runs it, reads its log, and checks the measurements."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tools.cells import kustomize, locate
-from tools.core import State, UserError, Verdict, repo
+from tools.core import Say, State, UserError, Verdict, repo
 from tools.facts.bandwidth import Measured, measured
 from tools.facts.instances import EFA, HYPERPOD_PREFIX, INSTANCE_LABEL, INSTANCES
 from tools.job import submit
@@ -81,7 +81,7 @@ def check_absent(kubectl: Kubectl, found: Manifests) -> None:
         raise UserError(f"{job.name} exists already", f"kubectl delete {job.resource} {job.name}", 1)
 
 
-def run(kubectl: Kubectl, found: Manifests, seconds: float, say: Callable[[str], None]) -> list[str]:
+def run(kubectl: Kubectl, found: Manifests, seconds: float, say: Say) -> list[str]:
     """Apply the test, wait for its end, and return the lines of all pods' logs.
 
     Raises UserError with the cause if it cannot run, and with exit code 3 after `seconds`.

@@ -12,7 +12,7 @@ from typing import IO
 
 from tools.job.snapshot import JobPod
 from tools.kube import Kubectl, Object
-from tools.kube.kubectl import failure, missing
+from tools.kube.kubectl import failure, started
 
 SECONDS = 120.0  # for one answer
 LONGEST = 4 << 20  # bytes of an answer
@@ -28,10 +28,7 @@ class PodTalk:
         words = kubectl.words("exec", f"--container={pod.container_name}", "--stdin", names=[pod.name], command=command)
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it ends with `close`
         pipe = subprocess.PIPE
-        try:
-            self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=self._errors)
-        except FileNotFoundError:
-            raise missing() from None
+        self._process = started(words, stdin=pipe, stdout=pipe, stderr=self._errors)
 
     def ask(self, question: Object) -> Object | str:
         """Return the answer to a question, or why there is none."""

@@ -3,10 +3,10 @@
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tools.core import State, UserError, Verdict, command_line, repo, tables, wait
+from tools.core import Say, State, UserError, Verdict, command_line, repo, tables, wait
 from tools.job.diagnosis.hangs import admits
 from tools.job.snapshot import JobPod, Snapshot
 from tools.job.snapshot.log_lines import last_line
@@ -156,9 +156,7 @@ def _policy(seen: Snapshot, there: Rendezvous) -> Verdict:
     return _hop("policy", State.FAIL, line, remedy=remedy)
 
 
-def check_from_pods(
-    kubectl: Kubectl, seen: Snapshot, sources: list[tuple[JobPod, str]], say: Callable[[str], None]
-) -> Iterator[Verdict]:
+def check_from_pods(kubectl: Kubectl, seen: Snapshot, sources: list[tuple[JobPod, str]], say: Say) -> Iterator[Verdict]:
     """Yield the result of each source (a pod and its container): cluster DNS, the host's name, its port."""
     there = rendezvous(seen)
     script = (repo.root() / "base/services/debug/reach.py").read_text(encoding="utf-8")
@@ -197,7 +195,7 @@ def _from(pod: JobPod, hop: str, good: bool, line: str, remedy: str | None) -> V
     return _hop(hop, state, f"{pod.short}: {line}", pod.name, None if good else remedy)
 
 
-def sources(kubectl: Kubectl, seen: Snapshot, ephemeral: bool, say: Callable[[str], None]) -> list[tuple[JobPod, str]]:
+def sources(kubectl: Kubectl, seen: Snapshot, ephemeral: bool, say: Say) -> list[tuple[JobPod, str]]:
     """Return the pods to check from, each with a running container.
 
     With `ephemeral`, pods whose own container does not run get one with the same image. It shares the pod's
@@ -212,7 +210,7 @@ def sources(kubectl: Kubectl, seen: Snapshot, ephemeral: bool, say: Callable[[st
     return found
 
 
-def _ephemeral_container(kubectl: Kubectl, pod: JobPod, say: Callable[[str], None]) -> str:
+def _ephemeral_container(kubectl: Kubectl, pod: JobPod, say: Say) -> str:
     name = f"yard-debug-{uuid.uuid4().hex[:5]}"
     say(f"adding the ephemeral container {name} to {pod.name}; it ends after {LIVES} s")
     image = f"--image={pod.container_spec.get('image')}"

@@ -3,13 +3,12 @@
 import itertools
 import json
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from tools.cells.trainer_config import config_texts
-from tools.core import State, UserError, foreign_files, output, repo, tables
+from tools.core import Say, State, UserError, foreign_files, output, repo, tables
 from tools.job import stop, submit, submitted
 from tools.job.diagnosis.explain import Explanation
 from tools.job.diagnosis.resources import accelerators
@@ -149,7 +148,7 @@ def _rename(objects: Manifests, item: Object, suffix: str) -> None:
     job["spec"] = json.loads(json.dumps(job["spec"]).replace(json.dumps(old), json.dumps(new)))
 
 
-def carry_out(kubectl: Kubectl, seen: Snapshot, objects: Manifests, say: Callable[[str], None]) -> list[Applied]:
+def carry_out(kubectl: Kubectl, seen: Snapshot, objects: Manifests, say: Say) -> list[Applied]:
     """Delete the failed job and apply the next attempt; UserError if a dry run shows that it is refused.
 
     If the API server refuses it after the deletion, the manifest is written to a file.

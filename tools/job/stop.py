@@ -4,10 +4,9 @@ import json
 import re
 import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from tools.core import UserError, output, tables, wait
+from tools.core import Say, UserError, output, tables, wait
 from tools.job.snapshot import JobPod, LiveJob, lookup
 from tools.job.snapshot.kinds import NOT_READ
 from tools.job.snapshot.pod import template_specs
@@ -34,7 +33,7 @@ class Drained:
     evidence: str
 
 
-def drain(kubectl: Kubectl, job: LiveJob, say: Callable[[str], None], deletes: bool = False) -> Drained:
+def drain(kubectl: Kubectl, job: LiveJob, say: Say, deletes: bool = False) -> Drained:
     """Suspend a job and wait until its pods are gone; UserError if it cannot be suspended, or does not end.
 
     A job that cannot be suspended is deleted, if that is allowed (`deletes`).
@@ -122,7 +121,7 @@ def _command(job: Object, action: str) -> Object:
     return made
 
 
-def delete(kubectl: Kubectl, job: LiveJob, say: Callable[[str], None]) -> None:
+def delete(kubectl: Kubectl, job: LiveJob, say: Say) -> None:
     """Delete a job, or its owner, and wait until its pods are gone: they use their grace period to save."""
     resource, name = resource_of(job), name_of(job.top)
     kubectl.text("delete", resource, "--wait=false", names=[name])
@@ -136,7 +135,7 @@ def delete(kubectl: Kubectl, job: LiveJob, say: Callable[[str], None]) -> None:
         raise UserError(f"{name} still exists", hint, 1)
 
 
-def wait_gone(kubectl: Kubectl, job: LiveJob, say: Callable[[str], None]) -> None:
+def wait_gone(kubectl: Kubectl, job: LiveJob, say: Say) -> None:
     """Wait until no pod of the job runs or is being deleted; UserError long after their grace period."""
     say_sometimes = wait.sparing(say)
     left = lookup.pods(kubectl, job.workload)

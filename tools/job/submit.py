@@ -1,11 +1,11 @@
 """Applies a cell to a cluster, after checking what would fail there."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tools.cells.knobs import Knobs
-from tools.core import State, UserError
+from tools.core import Say, State, UserError
 from tools.job.snapshot import JobPod, LiveJob, lookup
 from tools.job.snapshot.live_job import EVERY, kind_of
 from tools.job.snapshot.pod import claim_names, template_specs
@@ -39,7 +39,7 @@ class Applied:
 def check(
     kubectl: Kubectl,
     manifests: Manifests,
-    say: Callable[[str], None],
+    say: Say,
     target: str = "",
     volume: bool = True,
 ) -> None:
@@ -70,7 +70,7 @@ def check(
         look.check(kubectl, manifests, say)
 
 
-def _check_namespace(kubectl: Kubectl, say: Callable[[str], None]) -> None:
+def _check_namespace(kubectl: Kubectl, say: Say) -> None:
     assert kubectl.namespace
     done = kubectl.run("get", "namespace", "--ignore-not-found", "--output=name", names=[kubectl.namespace])
     if done.returncode != 0:
@@ -161,7 +161,7 @@ def awaits_runtime(kubectl: Kubectl, manifests: Manifests) -> Workload | None:
     return None
 
 
-def with_served_kind(kubectl: Kubectl, manifests: Manifests, knobs: Knobs, say: Callable[[str], None]) -> Knobs:
+def with_served_kind(kubectl: Kubectl, manifests: Manifests, knobs: Knobs, say: Say) -> Knobs:
     """Return the knobs, with the feature that makes a PyTorchJob a TrainJob where only that is served."""
     if kinds.job_of(manifests).kind != PyTorchJob.kind or FEATURE in knobs.features:
         return knobs

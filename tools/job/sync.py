@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.core import UserError, output, wait
+from tools.core import Say, UserError, output, wait
 from tools.job.pod_talk import PodTalk
 from tools.job.snapshot import JobPod, LiveJob, lookup
 from tools.kube import Kubectl, Manifests, Object
@@ -145,7 +145,7 @@ def pods_of(kubectl: Kubectl, live: LiveJob) -> list[JobPod]:
 class Sync:
     """One synchronisation of all pods of a job."""
 
-    def __init__(self, talks: Sequence[PodTalk], say: Callable[[str], None]) -> None:
+    def __init__(self, talks: Sequence[PodTalk], say: Say) -> None:
         self._talks, self._say = talks, say
         self._id = uuid.uuid4().hex
 

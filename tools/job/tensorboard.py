@@ -6,16 +6,16 @@ import socket
 import subprocess
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from tools.cells import kustomize
-from tools.core import UserError, command_line, repo, tables, wait
+from tools.core import Say, UserError, command_line, repo, tables, wait
 from tools.job import submit
 from tools.job.snapshot import JobPod
 from tools.job.snapshot.pod import claim_names, first_template
 from tools.job.submit import Applied
 from tools.kube import Kubectl, Manifests, Object
-from tools.kube.kubectl import missing
+from tools.kube.kubectl import started
 from tools.workload.workload import Workload
 
 NAME = "tensorboard"
@@ -55,7 +55,7 @@ def require_secrets(kubectl: Kubectl) -> None:
             raise UserError(f"namespace {kubectl.namespace} lacks secret {name}", remedy, 1)
 
 
-def start(kubectl: Kubectl, found: Manifests, say: Callable[[str], None]) -> list[Applied]:
+def start(kubectl: Kubectl, found: Manifests, say: Say) -> list[Applied]:
     """Apply it and wait until it is Ready; UserError with the reason if it is not."""
     applied, warnings = submit.apply(kubectl, found)
     for warning in warnings:
@@ -91,7 +91,7 @@ def _waits_for(kubectl: Kubectl) -> str:
 
 
 @contextlib.contextmanager
-def forwarded(kubectl: Kubectl, port: int, say: Callable[[str], None]) -> Iterator[tuple[str, str]]:
+def forwarded(kubectl: Kubectl, port: int, say: Say) -> Iterator[tuple[str, str]]:
     """Keep a port-forward to this machine; yield the URL and the directory that TensorBoard reads.
 
     Raises UserError if it does not answer there.
@@ -99,10 +99,7 @@ def forwarded(kubectl: Kubectl, port: int, say: Callable[[str], None]) -> Iterat
     _check_free(port)
     words = kubectl.words("port-forward", f"--address={ADDRESS}", f"service/{NAME}", f"{port}:{PORT}")
     with tempfile.TemporaryFile() as complaint:
-        try:
-            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=complaint)
-        except FileNotFoundError:
-            raise missing() from None
+        process = started(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=complaint)
         try:
             url = f"http://{ADDRESS}:{port}"
             say(f"waiting until it answers at {url}")

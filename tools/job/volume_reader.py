@@ -3,10 +3,10 @@
 import contextlib
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from tools.cells import kustomize
-from tools.core import UserError, repo, wait
+from tools.core import Say, UserError, repo, wait
 from tools.job.snapshot import JobPod, Snapshot
 from tools.job.snapshot.pod import RUN_VARIABLE, first_template
 from tools.kube import Kubectl, Object, name_of
@@ -50,7 +50,7 @@ def _name(volume: Object) -> str:
 
 
 @contextlib.contextmanager
-def reading(kubectl: Kubectl, seen: Snapshot, say: Callable[[str], None]) -> Iterator[JobPod]:
+def reading(kubectl: Kubectl, seen: Snapshot, say: Say) -> Iterator[JobPod]:
     """Yield a pod that sees the run directory: a running pod of the job, else a temporary one."""
     running = next((pod for pod in seen.pods if pod.running and pod.has_run_directory), None)
     if running is not None:

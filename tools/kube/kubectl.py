@@ -120,13 +120,17 @@ class Kubectl:
         return _lines(self.words(*arguments, names=names))
 
 
-def _lines(words: list[str]) -> Iterator[str]:
-    null, pipe = subprocess.DEVNULL, subprocess.PIPE
+def started(words: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start kubectl with the options of Popen. Raises UserError if there is no kubectl."""
     try:
-        process = subprocess.Popen(words, stdin=null, stdout=pipe, stderr=null, text=True, errors="replace")
+        return subprocess.Popen(words, **options)
     except FileNotFoundError:
         raise missing() from None
-    with process:
+
+
+def _lines(words: list[str]) -> Iterator[str]:
+    null, pipe = subprocess.DEVNULL, subprocess.PIPE
+    with started(words, stdin=null, stdout=pipe, stderr=null, text=True, errors="replace") as process:
         assert process.stdout is not None
         try:
             while line := process.stdout.readline(LONGEST):

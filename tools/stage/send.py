@@ -11,7 +11,7 @@ from typing import Any
 from tools.core import UserError, output
 from tools.core.command_line import Reader
 from tools.core.wait import sparing
-from tools.kube.kubectl import Kubectl, missing
+from tools.kube.kubectl import Kubectl, started
 from tools.stage.pods import CONTAINER, TARGET
 from tools.stage.request import Request
 from training.stage.offer import Broken, Changed, Offer
@@ -48,11 +48,8 @@ def send(kubectl: Kubectl, pod: str, asked: Request, say: Callable[[str], None])
 def _attempt(kubectl: Kubectl, pod: str, asked: Request, offer: Offer, say: Callable[[str], None]) -> dict[str, Any]:
     program = ["python", "-m", "training.stage", "receive", *asked.options(), f"--to={TARGET}/{asked.path}"]
     words = kubectl.words("exec", f"--container={CONTAINER}", "--stdin", names=[pod], command=program)
-    try:
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe)
-    except FileNotFoundError:
-        raise missing() from None
+    pipe = subprocess.PIPE
+    process = started(words, stdin=pipe, stdout=pipe, stderr=pipe)
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
