@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.aws.session import AwsError, Session
+from tools.aws import AwsError, Session
 from tools.cluster.ownership import ENTRY_GROUP, marks
 from tools.cluster.spec import Spec
 

@@ -1,7 +1,7 @@
 """Checks the bucket of the team's data and runs."""
 
+from tools.aws import AwsError, Session
 from tools.aws.policies import Place
-from tools.aws.session import AwsError, Session
 from tools.cluster.finding import Finding, bad, good, unknown
 from tools.cluster.service_accounts import bucket_of
 from tools.cluster.spec import Spec

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tools.aws.session import AwsError, Session
+from tools.aws import AwsError, Session
 from tools.cluster import offers
 from tools.cluster.finding import Finding, bad, good, run, unknown
 from tools.cluster.spec import BLOCK_FAMILIES

@@ -29,12 +29,11 @@ from tools.cluster.snapshot import (
     last_word,
 )
 from tools.cluster.spec import Spec
+from tools.core import worst
 from tools.core.tables import load
-from tools.core.verdict import worst
 from tools.facts import compatibility
 from tools.facts.node_labels import HEALTH
-from tools.kube import Object
-from tools.kube.manifests import name_of
+from tools.kube import Object, name_of
 
 FSX = "fsx.csi.aws.com"
 CLAIM = QUEUE = "trainyard"

@@ -4,8 +4,8 @@ What exists is read from AWS before the commands, and the result is read from AW
 eksctl alone proves nothing. Flags: eksctl v0.230.0, pkg/ctl/create.
 """
 
+from tools.aws import Session
 from tools.aws.policies import OWNER_TAG, owner
-from tools.aws.session import Session
 from tools.cluster.eksctl import FILE
 from tools.cluster.ownership import describe_cluster, tags_of
 from tools.cluster.spec import SYSTEM, Spec

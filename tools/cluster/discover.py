@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from tools.aws import AwsError, Session
 from tools.aws.policies import OWNER_TAG
-from tools.aws.session import AwsError, Session
 from tools.cluster.ownership import Row, tags_of
 from tools.cluster.spec import NODES, SYSTEM, Spec
 from tools.core import UserError, did_you_mean

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tools.aws.session import AwsError
+from tools.aws import AwsError
 from tools.core import State, Verdict, output, worst
 
 

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tools.aws import policies
+from tools.aws import AwsError, Session, policies
 from tools.aws.policies import TEAM_TAG, Place
-from tools.aws.session import AwsError, Session
 from tools.cluster import ownership
 from tools.cluster.finding import Finding, bad, good, run
 from tools.cluster.ownership import ACCOUNT_TAG, issuer_of, need_cluster

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from tools.aws import Session
 from tools.aws.policies import OWNER_TAG, TEAM_TAG, owner
-from tools.aws.session import Session
 from tools.cluster.ownership import (
     ACCOUNT_TAG,
     DOUBT,

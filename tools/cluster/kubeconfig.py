@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import Any
 
-from tools.aws.session import Session
+from tools.aws import Session
 from tools.cluster.context import named
 from tools.core import UserError, command_line
 from tools.kube import Kubectl

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from functools import partial
 
+from tools.aws import AwsError, Session
 from tools.aws.policies import OWNER_TAG, owner
-from tools.aws.session import AwsError, Session
 from tools.cluster import node_checks
 from tools.cluster.finding import Finding, bad, good, run, unknown, warn
 from tools.cluster.inventory import LIVE

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tools.aws.session import Session
+from tools.aws import Session
 from tools.cluster import context, machines
 from tools.cluster.cluster_env import Fact
 from tools.cluster.component_checks import CLAIM

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tools.aws.session import AwsError, Session
+from tools.aws import AwsError, Session
 from tools.cluster.spec import Spec
 from tools.core import UserError
 from tools.facts.eks import ADDON_NAMES

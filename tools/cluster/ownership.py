@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from tools.aws import AwsError, Session
 from tools.aws.policies import OWNER_TAG, TEAM_TAG, Place, owner
-from tools.aws.session import AwsError, Session
 from tools.cluster.spec import Spec
 
 STACK_TAG = "aws:cloudformation:stack-name"

@@ -15,8 +15,8 @@ create-nodegroup`. The security group of the file system is for every cluster.
 import json
 from typing import Any
 
+from tools.aws import AwsError, Session
 from tools.aws.policies import OWNER_TAG
-from tools.aws.session import AwsError, Session
 from tools.cluster import ownership
 from tools.cluster.ownership import Evidence
 from tools.cluster.spec import Spec

@@ -6,7 +6,7 @@ Nothing is stored between runs: each run lists again what is left, so an interru
 from dataclasses import dataclass
 from typing import Any
 
-from tools.aws.session import AwsError, Session
+from tools.aws import AwsError, Session
 from tools.cluster import inventory
 from tools.cluster.inventory import Resource
 from tools.cluster.spec import Spec

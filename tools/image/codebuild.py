@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Self
 
+from tools.aws import AwsError, Session
 from tools.aws.policies import VERSION
-from tools.aws.session import AwsError, Session
 from tools.core import Say, UserError, tables, wait
 from tools.image import ecr
 

@@ -4,7 +4,7 @@ import base64
 import re
 from typing import Any
 
-from tools.aws.session import Session
+from tools.aws import Session
 from tools.core import Say, UserError
 from tools.image.engine import Engine
 

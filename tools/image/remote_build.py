@@ -15,7 +15,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tools.aws.session import Session
+from tools.aws import Session
 from tools.core import Say, UserError, secret_patterns, tables, wait
 from tools.image import codebuild, ecr
 from tools.image.build import BuildFailed, Request, refuse_secrets, write_log

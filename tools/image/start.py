@@ -8,7 +8,7 @@ from typing import Any
 from tools.core import UserError, command_line, output
 from tools.image.engine import Engine, failure
 from tools.simulator.node import Given, Image
-from tools.workload.workload import Workload
+from tools.workload import Workload
 
 SECONDS = 20  # for one image
 

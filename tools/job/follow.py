@@ -12,7 +12,7 @@ from tools.job.metrics.series import Record
 from tools.job.snapshot import LiveJob, Snapshot
 from tools.job.snapshot.collect import collect
 from tools.kube import Kubectl
-from tools.workload.workload import Workload
+from tools.workload import Workload
 
 STANDS = 6.0  # seconds that a cause must last: kubelets and controllers need a moment
 

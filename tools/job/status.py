@@ -11,7 +11,7 @@ from tools.job.snapshot import JobPod, Snapshot
 from tools.job.snapshot.live_job import title
 from tools.job.snapshot.snapshot import event_time
 from tools.kube import Object
-from tools.workload.workload import Workload
+from tools.workload import Workload
 
 SILENT, SILENT_STEPS = 120.0, 10  # seconds, and step times, without a step: the remaining time is unknown
 SPEEDS = ("tokens_per_s", "samples_per_s", "mfu")

@@ -20,7 +20,7 @@ from tools.job.snapshot.pod import template_specs
 from tools.job.snapshot.references import needed
 from tools.kube import Kubectl, Manifests, Object, name_of
 from tools.kube.manifests import parse
-from tools.workload.workload import Workload
+from tools.workload import Workload
 
 MANIFEST, FACTS = "manifest.yaml", "submitted.json"
 LARGEST = 900 * 1024  # bytes of a kept manifest; the API server takes ConfigMaps of 1 MiB

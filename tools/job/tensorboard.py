@@ -16,7 +16,7 @@ from tools.job.snapshot.pod import claim_names, first_template
 from tools.job.submit import Applied
 from tools.kube import Kubectl, Manifests, Object
 from tools.kube.kubectl import started
-from tools.workload.workload import Workload
+from tools.workload import Workload
 
 NAME = "tensorboard"
 PORT = 6006

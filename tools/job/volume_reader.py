@@ -10,7 +10,7 @@ from tools.core import Say, UserError, repo, wait
 from tools.job.snapshot import JobPod, Snapshot
 from tools.job.snapshot.pod import RUN_VARIABLE, first_template
 from tools.kube import Kubectl, Object, name_of
-from tools.workload.workload import Workload
+from tools.workload import Workload
 
 SECONDS = 180.0  # until it runs: an image may have to be pulled
 LIVES = 3600  # seconds after which it ends by itself if it was not removed

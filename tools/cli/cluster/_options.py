@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from tools.aws.session import Session
+from tools.aws import Session
 from tools.cli._parameters import shared
 from tools.cluster import context as contexts
 from tools.cluster import spec as specs

@@ -2,11 +2,10 @@
 
 import click
 
-from tools.aws import principals
-from tools.aws.session import Session
+from tools.aws import Session, principals
 from tools.cli.cluster import _options
-from tools.cluster import access
-from tools.cluster.spec import NAMESPACE, Spec
+from tools.cluster import Spec, access
+from tools.cluster.spec import NAMESPACE
 from tools.core import UserError, output
 
 

@@ -1,9 +1,9 @@
 """Add access entries, the Pod Identity agent and roles of pods to a cluster not created by trainyard."""
 
-from tools.aws.session import Session
+from tools.aws import Session
 from tools.cli.cluster import _options
 from tools.cli.cluster.create import execute
-from tools.cluster.spec import Spec
+from tools.cluster import Spec
 from tools.core import UserError
 
 

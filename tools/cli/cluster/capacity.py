@@ -1,6 +1,6 @@
 """Check whether N instances of a type can be started: zone, subnet addresses, quota, reservation, permission."""
 
-from tools.aws.session import Session
+from tools.aws import Session
 from tools.cluster import capacity, finding
 from tools.cluster import spec as specs
 from tools.core import output, repo

@@ -2,10 +2,9 @@
 
 import datetime
 
-from tools.aws.session import Session
+from tools.aws import Session
 from tools.cli.cluster import _options
-from tools.cluster import eksctl, offers
-from tools.cluster.spec import Spec
+from tools.cluster import Spec, eksctl, offers
 from tools.core import UserError, output, repo
 
 

@@ -1,10 +1,9 @@
 """Show what a cluster costs per hour now: nodes, control plane, NAT gateways, disks and file systems."""
 
-from tools.aws.session import Session
+from tools.aws import Session
 from tools.cli.cluster import _options
+from tools.cluster import Spec, inventory
 from tools.cluster import context as contexts
-from tools.cluster import inventory
-from tools.cluster.spec import Spec
 from tools.core import output
 from tools.kube import Kubectl
 

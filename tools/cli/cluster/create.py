@@ -1,10 +1,8 @@
 """Create a cluster with eksctl from its eksctl.yaml, or continue where an earlier run stopped."""
 
-from tools.aws import principals
-from tools.aws.session import Session
+from tools.aws import Session, principals
 from tools.cli.cluster import _options
-from tools.cluster import create, eksctl, steps
-from tools.cluster.spec import Spec
+from tools.cluster import Spec, create, eksctl, steps
 from tools.core import UserError, output, repo
 
 

@@ -2,11 +2,10 @@
 
 import click
 
-from tools.aws.session import Session
+from tools.aws import Session
 from tools.cli.cluster import _options
 from tools.cli.cluster.cost import words
-from tools.cluster import inventory, teardown
-from tools.cluster.spec import Spec
+from tools.cluster import Spec, inventory, teardown
 from tools.core import UserError, output
 
 

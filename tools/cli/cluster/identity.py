@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
+from tools.aws import Session
 from tools.aws.policies import Place
-from tools.aws.session import Session
 from tools.cli.cluster import _options
-from tools.cluster import finding, identity, service_accounts
-from tools.cluster.spec import Spec
+from tools.cluster import Spec, finding, identity, service_accounts
 from tools.core import State, UserError, output
 
 

@@ -1,11 +1,10 @@
 """Write clusters/NAME from what a cluster shows, or add to it what is new."""
 
-from tools.aws.session import Session
-from tools.cluster import cluster_directory, observe
+from tools.aws import Session
+from tools.cluster import Spec, cluster_directory, observe
 from tools.cluster import spec as specs
 from tools.cluster.cluster_env import FILE
 from tools.cluster.discover import Found
-from tools.cluster.spec import Spec
 from tools.core import UserError, output, repo
 
 

@@ -1,9 +1,8 @@
 """Add the cluster to the kubeconfig with `aws eks update-kubeconfig`."""
 
-from tools.aws.session import Session
+from tools.aws import Session
 from tools.cli.cluster import _options
-from tools.cluster import kubeconfig
-from tools.cluster.spec import Spec
+from tools.cluster import Spec, kubeconfig
 from tools.core import UserError, output
 
 

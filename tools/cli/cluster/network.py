@@ -1,9 +1,8 @@
 """Check the network of a cluster's nodes: security groups, SSH, zones, placement, CNI, Lustre, pods per node."""
 
-from tools.aws.session import Session
+from tools.aws import Session
 from tools.cli.cluster import _options
-from tools.cluster import finding, network, snapshot
-from tools.cluster.spec import Spec
+from tools.cluster import Spec, finding, network, snapshot
 from tools.core import output
 from tools.kube import Kubectl
 

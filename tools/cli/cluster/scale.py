@@ -1,9 +1,8 @@
 """Set the number of nodes of a node group, within the limits of cluster.env."""
 
-from tools.aws.session import Session
+from tools.aws import Session
 from tools.cli.cluster import _options
-from tools.cluster import inventory
-from tools.cluster.spec import Spec
+from tools.cluster import Spec, inventory
 from tools.core import UserError, did_you_mean, output
 
 

@@ -1,9 +1,8 @@
 """Print or deploy a CloudFormation template of what eksctl does not create for nodes with EFA."""
 
-from tools.aws.session import Session
+from tools.aws import Session
 from tools.cli.cluster import _options
-from tools.cluster import stack
-from tools.cluster.spec import Spec
+from tools.cluster import Spec, stack
 from tools.core import output
 
 

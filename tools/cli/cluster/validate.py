@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from tools.aws.session import Session
+from tools.aws import Session
 from tools.cli.cluster import _options
-from tools.cluster import bucket, finding, snapshot, validate
+from tools.cluster import Spec, bucket, finding, snapshot, validate
 from tools.cluster.finding import Finding
-from tools.cluster.spec import Spec
 from tools.core import UserError, output
 from tools.kube import Kubectl
 

@@ -1,7 +1,6 @@
 """Show the AWS identity in use: account, role or user, region; or why there is none."""
 
-from tools.aws import principals
-from tools.aws.session import Session
+from tools.aws import Session, principals
 from tools.cli.cluster import _options
 from tools.core import output
 

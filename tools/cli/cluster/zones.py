@@ -1,6 +1,6 @@
 """List the zones that offer an instance type, those with the most free subnet addresses first."""
 
-from tools.aws.session import Session
+from tools.aws import Session
 from tools.cli.cluster import _options
 from tools.cluster import offers
 from tools.core import UserError, output

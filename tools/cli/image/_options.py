@@ -6,9 +6,8 @@ import click
 
 from tools import __version__
 from tools.core import UserError, Verdict, output, worst
-from tools.image import registry, smoke, tags
+from tools.image import Engine, registry, smoke, tags
 from tools.image.build import NAMESPACE, load_record
-from tools.image.engine import Engine
 
 TAG_FROM = click.option("--tag-from", type=click.Choice(tags.POLICIES), help="Where the tag comes from.")
 

@@ -6,12 +6,11 @@ from dataclasses import asdict, dataclass, field, replace
 import click
 
 from tools import __version__
-from tools.aws.session import Session
+from tools.aws import Session
 from tools.cli.image._options import TAG_FROM, arguments, exit_code, run_tests
 from tools.core import State, Verdict, output, repo
-from tools.image import build, codebuild, evidence, push, registry, remote_build, smoke, tags
+from tools.image import Engine, build, codebuild, evidence, push, registry, remote_build, smoke, tags
 from tools.image.dockerfile import context
-from tools.image.engine import Engine
 from tools.image.fix import Fixed, fix, repaired
 from tools.image.rules.evaluate import Target, find
 

@@ -4,8 +4,7 @@ import click
 
 from tools.cli.image._options import arguments, exit_code
 from tools.core import Verdict, output, repo
-from tools.image import smoke
-from tools.image.engine import Engine
+from tools.image import Engine, smoke
 from tools.image.fix import fix
 from tools.image.rules.evaluate import find
 

@@ -6,9 +6,8 @@ import click
 
 from tools.cli.image.build import failed
 from tools.core import output
-from tools.image import build, overlay, push, registry
+from tools.image import Engine, build, overlay, push, registry
 from tools.image.dockerfile import context
-from tools.image.engine import Engine
 
 
 def command(directory: Path, image: str, pushes: bool, as_json: bool) -> int:

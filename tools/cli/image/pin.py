@@ -2,8 +2,7 @@
 
 from tools.cli.image._options import pushed
 from tools.core import UserError, output
-from tools.image import pin, registry
-from tools.image.engine import Engine
+from tools.image import Engine, pin, registry
 
 
 def command(name: str, image: str | None, as_json: bool) -> None:

@@ -4,8 +4,7 @@ import click
 
 from tools.cli.image._options import TAG_FROM, local_name
 from tools.core import output, repo
-from tools.image import pin, push, registry, tags
-from tools.image.engine import Engine
+from tools.image import Engine, pin, push, registry, tags
 
 
 @TAG_FROM

@@ -12,7 +12,7 @@ from tools.job.snapshot.queries import Queries, each
 from tools.job.snapshot.references import needed
 from tools.job.snapshot.snapshot import CURRENT, LARGEST_LOG, PREVIOUS, Log, Snapshot
 from tools.kube import Kubectl, Object, name_of
-from tools.workload.workload import Workload
+from tools.workload import Workload
 
 TAIL = 400  # lines of each log
 LOGS = 32  # pods whose logs are read; in a larger job the failed ones come first
