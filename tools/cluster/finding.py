@@ -1,6 +1,6 @@
 """The result of one named check. A command prints all of its findings as a table."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,10 +44,6 @@ def run(name: str, check: Callable[[], Finding]) -> Finding:
         return unknown(name, problem.message, problem.hint)
 
 
-def overall(findings: Iterable[Finding]) -> State:
-    return worst(one.state for one in findings)
-
-
 def show(findings: list[Finding]) -> None:
     """Print a line for each finding, with its evidence and remedy below it."""
     width = max((len(one.name) for one in findings), default=0)
@@ -61,7 +57,7 @@ def show(findings: list[Finding]) -> None:
 
 def report(findings: list[Finding], as_json: bool) -> State:
     """Print findings as a table or as JSON and return their overall state."""
-    state = overall(findings)
+    state = worst(one.state for one in findings)
     if as_json:
         output.data({"verdict": state.value, "findings": as_data(findings)})
     else:

@@ -6,7 +6,7 @@ from tools.aws import Session
 from tools.aws.policies import Place
 from tools.cli.cluster import _options
 from tools.cluster import Spec, finding, identity, service_accounts
-from tools.core import State, UserError, output
+from tools.core import State, UserError, output, worst
 
 
 @_options.cluster_and_account
@@ -48,7 +48,7 @@ def _simulated(findings: list[finding.Finding], as_json: bool) -> int:
         output.data(finding.as_data(findings))
     else:
         finding.show(findings)
-    return finding.overall(findings).exit_code
+    return worst(one.state for one in findings).exit_code
 
 
 def _applied(
@@ -71,4 +71,4 @@ def _applied(
         finding.show([one for one in findings if one.state is not State.PASS])
         for line in commands:
             output.note(f"next: {line}")
-    return 1 if (dry_run and lines) or finding.overall(findings) is State.FAIL else 0
+    return 1 if (dry_run and lines) or worst(one.state for one in findings) is State.FAIL else 0
