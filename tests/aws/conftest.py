@@ -25,7 +25,7 @@ from tools.aws.session import Session
 from tools.cells import kustomize_graph
 from tools.cluster import spec, steps
 from tools.cluster.spec import Spec
-from tools.core import repo
+from tools.core import Say, repo
 
 REGION = "us-west-2"
 KEYS = {
@@ -221,7 +221,7 @@ def own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """`yard cluster create` runs its own commands in this process, where moto's gaps are filled."""
     original = steps.run
 
-    def run(step: steps.Step, hint: str, say: steps.Say) -> None:
+    def run(step: steps.Step, hint: str, say: Say) -> None:
         if step.words[0] == "yard":
             cli.yard.main(args=list(step.words[1:]), standalone_mode=False)
         else:
