@@ -29,17 +29,15 @@ from tools.cluster.snapshot import (
     last_word,
 )
 from tools.cluster.spec import Spec
-from tools.core import worst
-from tools.core.tables import load
-from tools.facts import compatibility
-from tools.facts.node_labels import HEALTH
+from tools.core import tables, worst
+from tools.facts import compatibility, node_labels
 from tools.kube import Object, name_of
 
 FSX = "fsx.csi.aws.com"
 CLAIM = QUEUE = "trainyard"
 HYPERPOD_JOBS = "hyperpodpytorchjobs.sagemaker.amazonaws.com"
 KUEUE_CLASSES = ("trainyard-high", "trainyard-low")  # of base/plugins/kueue/queue
-CONTROLLERS: dict[str, dict[str, Any]] = load("cluster/tables.yaml")["controllers"]
+CONTROLLERS: dict[str, dict[str, Any]] = tables.load("cluster/tables.yaml")["controllers"]
 FIX = "yard cluster validate --fix"
 
 
@@ -224,7 +222,7 @@ def claim(spec: Spec, snapshot: Snapshot) -> Finding:
 
 def auto_resume(spec: Spec, snapshot: Snapshot) -> Finding | None:
     """Check that HyperPod resumes jobs in the team's namespace automatically."""
-    is_hyperpod = any(HEALTH in (one["metadata"].get("labels") or {}) for one in snapshot.of("nodes"))
+    is_hyperpod = any(node_labels.HEALTH in (one["metadata"].get("labels") or {}) for one in snapshot.of("nodes"))
     if spec.get("HYPERPOD_CLUSTER_NAME") is None and not (spec.context is not None and is_hyperpod):
         return None
     if spec.namespace != "kubeflow" and not spec.namespace.startswith("hyperpod"):

@@ -4,8 +4,9 @@ from tools.core.errors import UserError
 from tools.core.repo import did_you_mean, nearest
 from tools.core.timestamps import duration, moment
 from tools.core.verdict import State, Verdict, bad, doubtful, good, unclear, worst
+from tools.core.wait import Say
 
 __all__ = [
-    "State", "UserError", "Verdict", "bad", "did_you_mean", "doubtful", "duration", "good", "moment", "nearest",
-    "unclear", "worst",
+    "Say", "State", "UserError", "Verdict", "bad", "did_you_mean", "doubtful", "duration", "good", "moment",
+    "nearest", "unclear", "worst",
 ]  # fmt: skip

@@ -13,10 +13,8 @@ from tools.job.diagnosis.performance import OFI, SOCKET
 from tools.job.follow import follow
 from tools.job.snapshot import lookup
 from tools.job.snapshot.pod import template_specs
-from tools.kube import Kubectl, Manifests
+from tools.kube import Kubectl, Manifests, quantity, selectors
 from tools.kube.manifests import parse
-from tools.kube.quantity import amount
-from tools.kube.selectors import allowed_values
 from tools.workload import Workload, kinds
 
 ENOUGH = 0.8  # of the published bandwidth at the same message size
@@ -60,7 +58,7 @@ def rows(lines: list[str]) -> list[Row]:
 
 def instances(job: Workload) -> list[str]:
     """Return the instance types that the job's node affinity allows."""
-    values = allowed_values(template_specs(job)[0], INSTANCE_LABEL)
+    values = selectors.allowed_values(template_specs(job)[0], INSTANCE_LABEL)
     return [name for name in dict.fromkeys(one.removeprefix(HYPERPOD_PREFIX) for one in values) if name in INSTANCES]
 
 
@@ -146,7 +144,7 @@ def _sums(found: list[Row], lines: list[str]) -> Verdict:
 
 def _limit(job: Workload, resource: str) -> int:
     resources = template_specs(job)[0]["containers"][0].get("resources") or {}
-    return int(amount((resources.get("limits") or {}).get(resource, 0)) or 0)
+    return int(quantity.amount((resources.get("limits") or {}).get(resource, 0)) or 0)
 
 
 def _network(lines: list[str]) -> Verdict:

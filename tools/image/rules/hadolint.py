@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tools.core import Verdict, bad, doubtful, repo, unclear
-from tools.core.tables import load
+from tools.core import Verdict, bad, doubtful, repo, tables, unclear
 from tools.image.dockerfile.parse import Dockerfile, Instruction
 from tools.image.rules.rule import Location, Subject, at, rule
 from tools.image.rules.runtime import exec_remedy, shell_forms
 
 SECONDS = 60
 WIKI = "https://github.com/hadolint/hadolint/wiki"
-_TABLE: dict[str, Any] = load("image/tables.yaml")["hadolint"]
+_TABLE: dict[str, Any] = tables.load("image/tables.yaml")["hadolint"]
 LEAST = {"COPY": 2, "ADD": 2}  # words; all other instructions need one
 
 

@@ -7,10 +7,8 @@ from itertools import pairwise, takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tools.core import State, Verdict, bad, doubtful, good, unclear
-from tools.core.output import count
+from tools.core import State, Verdict, bad, doubtful, good, output, tables, unclear
 from tools.core.secret_patterns import mask
-from tools.core.tables import load
 from tools.image.dockerfile.context import matching
 from tools.image.dockerfile.dockerignore import files
 from tools.image.dockerfile.packages import Install
@@ -26,7 +24,7 @@ MOVING = re.compile(
 COMMIT = re.compile(r"@[0-9a-f]{7,40}(?:#|$)|@v?\d+(?:\.\d+)+(?:#|$)")
 # The running program uses none of them.
 TOOLS = frozenset({"pip", "setuptools", "wheel", "uv", "build", "ninja"})
-_TABLES: dict[str, Any] = load("image/tables.yaml")
+_TABLES: dict[str, Any] = tables.load("image/tables.yaml")
 SYSTEM = [(re.compile(row["removed"]), row) for row in _TABLES["system caches"]]
 OFF = ("", "0", "false", "off", "no", "f", "n")
 REMOVED = re.compile(r"\brm\s+((?:[^;&|\n]|\\\n)*)")
@@ -79,7 +77,7 @@ def pins(subject: Subject) -> Iterator[Verdict]:
             yield doubtful(place, f"{mask(moving[0])} can change at any time", "git+https://...@<commit>")
         if install.packages and not loose:
             hashed = " with hashes" if all(one.hashed for one in install.packages) else ""
-            yield good(place, f"{count(len(install.packages), 'package')} pinned{hashed}")
+            yield good(place, f"{output.count(len(install.packages), 'package')} pinned{hashed}")
     for stage, one in subject.dockerfile.instructions():
         after = [each for each in stage.instructions if each.name == "RUN" and each.line > one.line]
         # A later clone begins another repository.

@@ -5,18 +5,16 @@ from collections.abc import Iterator
 
 from packaging.version import Version
 
-from tools.core import Verdict, doubtful, good
-from tools.core.secret_patterns import mask
-from tools.core.tables import load, patterns
+from tools.core import Verdict, doubtful, good, secret_patterns, tables
 from tools.facts import compatibility
 from tools.image.dockerfile.shell_script import commands, program, script
 from tools.image.rules.rule import Subject, at, rule
 from tools.image.rules.versions import find_torch
 
 PLAIN = re.compile(r"(?i)\b(?:http|ftp|git)://(?!localhost\b|127\.|\[::1\])[^\s\"']{1,512}")
-DOWNLOADS = frozenset(load("image/tables.yaml")["downloads"])
+DOWNLOADS = frozenset(tables.load("image/tables.yaml")["downloads"])
 CHECKED = re.compile(r"\bsha(?:256|384|512)sum\b|\bshasum\b|\bgpgv?\b|--require-hashes|--hash=sha256:")
-UNCHECKED = patterns("image/patterns.yaml")["unchecked"]
+UNCHECKED = tables.patterns("image/patterns.yaml")["unchecked"]
 CURL_INSECURE = re.compile(r"-[A-Za-z]{0,8}k[A-Za-z]{0,8}")
 INDEX = re.compile(r"(?:PIP|UV)_\w{0,80}(?:INDEX|LINKS)\w*|CONDA_\w{0,80}CHANNEL\w*")
 NEURON_TORCH = re.compile(r"pytorch-(?:training|inference)-neuronx:(\d+\.\d+(?:\.\d+)?)")
@@ -27,7 +25,7 @@ REMEDY = "https://, or check the file's SHA-256 in the same RUN; ADD --checksum=
 def transport(subject: Subject) -> Iterator[Verdict]:
     for install in subject.installs:
         if plain := _first(PLAIN, " ".join(install.channels)):
-            text = f"{mask(plain)} is a channel without TLS: what it brings is not checked"
+            text = f"{secret_patterns.mask(plain)} is a channel without TLS: what it brings is not checked"
             yield doubtful(at(subject, install.instruction), text, "https:// in the environment file")
     for _, one in subject.dockerfile.instructions():
         text = "\n".join([one.value, *one.heredocs])
@@ -40,7 +38,7 @@ def transport(subject: Subject) -> Iterator[Verdict]:
             indexes = " ".join(value for name, value in one.pairs if INDEX.fullmatch(name))
             problem = _first(UNCHECKED, text) or _first(PLAIN, indexes)
         if problem:
-            yield doubtful(at(subject, one), f"{mask(problem)}: what it brings is not checked", REMEDY)
+            yield doubtful(at(subject, one), f"{secret_patterns.mask(problem)}: what it brings is not checked", REMEDY)
 
 
 @rule("advisory")

@@ -8,8 +8,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from tools.core import Verdict, bad, doubtful, good, unclear
-from tools.core.tables import patterns
+from tools.core import Verdict, bad, doubtful, good, tables, unclear
 from tools.image.dockerfile.context import matching
 from tools.image.dockerfile.parse import PLATFORM_ARGS, Instruction, Stage, unresolved
 from tools.image.rules.rule import Location, Subject, at, rule
@@ -23,7 +22,7 @@ MOST_SCRIPTS = 5  # scripts that start each other
 GIVEN = "program"  # stands for the command that is given when the container is started
 OTHER_ARCHITECTURE = {"amd64": re.compile(r"aarch64|arm64"), "arm64": re.compile(r"x86_64|amd64")}
 FETCHED = re.compile(r"://|\.(?:whl|deb|rpm|sh|run|tgz|zip|tar(?:\.\w+)?)$")
-_PATTERNS = patterns("image/patterns.yaml")
+_PATTERNS = tables.patterns("image/patterns.yaml")
 ASKS_ARCHITECTURE, OWN_USER = _PATTERNS["asks for the architecture"], _PATTERNS["own user"]
 ROOT = frozenset({"root", "0"})
 QUOTED = re.compile(r"(?<!\\)\"(?:[^\"\\]|\\.)*\"|'[^']*'")

@@ -5,16 +5,15 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
-from tools.core import Verdict, bad, doubtful, good, secret_patterns
-from tools.core.tables import load, patterns
+from tools.core import Verdict, bad, doubtful, good, secret_patterns, tables
 from tools.image.dockerfile.dockerignore import files
 from tools.image.dockerfile.parse import Instruction
 from tools.image.rules.rule import Location, Subject, at, rule
 
-_PATTERNS = patterns("image/patterns.yaml")
+_PATTERNS = tables.patterns("image/patterns.yaml")
 SPOKEN = ("a password for .netrc", "an authorization header", "a password of a command", "an AWS secret key")
 ASSIGNED = re.compile(r"(?:^|[\s;&|(])(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;&|]+)")
-_CREDENTIALS: dict[str, list[str]] = load("image/tables.yaml")["credentials"]
+_CREDENTIALS: dict[str, list[str]] = tables.load("image/tables.yaml")["credentials"]
 HARMLESS = _CREDENTIALS["harmless"]
 EMPTY = re.compile(r"^$|^\$|^<|^(?:changeme|none|null|false|true|0|1|unset)$", re.IGNORECASE)
 REMEDY = "RUN --mount=type=secret,id=NAME at build time, a Kubernetes Secret at run time"

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from tools.core import Verdict, bad, doubtful, good, unclear
-from tools.core.tables import load
+from tools.core import Verdict, bad, doubtful, good, tables, unclear
 from tools.facts import compatibility
 from tools.image.dockerfile.packages import LOCKS, Install, Package, cuda_version
 from tools.image.dockerfile.shell_script import script
@@ -24,7 +23,7 @@ RUNTIME = re.compile(r"-(?:runtime|base)-|-(?:runtime|base)$|slim")
 OFF = ("0", "false", "off", "no", "f", "n")
 ISOLATION = re.compile(r"\b((?:PIP|UV)_NO_BUILD_ISOLATION(?:_PACKAGE)?)=[\"']?([\w.-]+)")
 DEVEL, ISOLATED = "a -devel base in the stage that builds it", "pip install --no-build-isolation, after torch"
-ARCHITECTURES = load("image/tables.yaml")["architectures"]
+ARCHITECTURES = tables.load("image/tables.yaml")["architectures"]
 # With this variable flash-attn compiles nothing. Source: setup.py of Dao-AILab/flash-attention.
 SKIPS = "FLASH_ATTENTION_SKIP_CUDA_BUILD"
 WHEEL_ONLY = re.compile(rf"\b{SKIPS}=[\"']?TRUE\b")
