@@ -17,7 +17,7 @@ import pytest
 from tests.cluster.api import Object
 from tests.cluster.conftest import Nodes
 from tests.cluster.kube import Kube
-from tests.cluster.training import JOB, SHORT, short, start
+from tests.cluster.training import JOB, short_to_submit, start
 from tools.cli import invoke
 from tools.core import repo
 from tools.job.diagnosis.explain import Explanation, explain
@@ -65,8 +65,7 @@ def test_a_job_is_submitted_and_watched(
     """
     cell = tmp_path / "cell"
     cell.mkdir()
-    own, of_image = SHORT["data.source"]  # preflight refuses text that no volume of the pods has
-    (cell / "job.yaml").write_text(short(rendered[CELL], steps=20000).replace(of_image, own))
+    (cell / "job.yaml").write_text(short_to_submit(rendered[CELL], steps=20000))
     (cell / "kustomization.yaml").write_text("resources: [job.yaml]\n")
     start(kube, team, NOTHING)
 

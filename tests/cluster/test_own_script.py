@@ -20,7 +20,7 @@ from tests.cluster.conftest import Nodes
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kube import Kube
 from tests.cluster.nodes import ENVIRONMENT, scripts
-from tests.cluster.training import Training, short, start
+from tests.cluster.training import Training, short_to_submit, start
 from tests.parts import tree
 from tests.parts.gomodule import Progress
 from tools.core import repo
@@ -244,7 +244,7 @@ def test_the_trainer_of_this_repository_takes_an_edit(
     name = "cpu-llama-tiny-train"
     cell = checkout.parent / "ours"
     cell.mkdir()
-    (cell / "job.yaml").write_text(short(rendered["overlays/cpu/llama-tiny"], steps=20000))
+    (cell / "job.yaml").write_text(short_to_submit(rendered["overlays/cpu/llama-tiny"], steps=20000))
     (cell / "kustomization.yaml").write_text("resources: [job.yaml]\n")
     job = Job(kube, team, start(kube, team, NOTHING).volume)
     yard("job", "submit", str(cell), "-n", team, "--dev", "--timeout", "900")
