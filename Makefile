@@ -142,8 +142,8 @@ audit: setup-dev ## Check the locks for published vulnerabilities, the workflows
 test-cluster: setup-dev ## Run the tests on a real cluster that is started for them (the first run builds Kubernetes)
 	@.venv/bin/python -m tests.cluster build; exec $(PYTEST) --numprocesses 2 tests/cluster -m "not cluster_all" $(ARGS)
 
-test-cluster-all: setup-dev ## Run the long tests too: lost nodes, an elastic job, the demo, 512 GPUs, Kubernetes 1.33
-	@.venv/bin/python -m tests.cluster build; exec $(PYTEST) --numprocesses 2 tests/cluster $(ARGS)
+test-cluster-all: setup-dev ## Run the long tests too: lost nodes, an elastic job, TrainJobs and queues, 1,024 nodes, Kubernetes 1.33
+	@.venv/bin/python -m tests.parts.venv tests/cluster/kubeflow/requirements.lock; .venv/bin/python -m tests.cluster build; exec $(PYTEST) --numprocesses 2 tests/cluster $(ARGS)
 
 test-flux: setup-dev ## Run the tests with real Flux, each cluster on its own Kubernetes (the first run builds both)
 	@exec $(PYTEST) tests/flux $(ARGS)
@@ -190,8 +190,8 @@ docs-serve: setup-dev ## Serve the documentation on this machine and rebuild it 
 ci: ## Run what continuous integration runs: set-up, lint, types and tests in a clean environment
 	@exec bash .ci/run
 
-lock: setup-dev ## Pin what changed in pyproject.toml, tests/audit and tests/prove (ARGS=--upgrade: pin the newest of everything)
-	@$(COMPILE) --output-file requirements-dev.lock $(TRAIN) --extra image --group dev $(ARGS) && cp requirements-dev.lock requirements.lock && $(COMPILE) --output-file requirements.lock $(TRAIN) --extra image --group checkout && $(COMPILE) --output-file tests/audit/requirements.lock tests/audit/requirements.in $(ARGS) && $(COMPILE) --constraint requirements-dev.lock --output-file tests/prove/requirements.lock tests/prove/requirements.in $(ARGS)
+lock: setup-dev ## Pin what changed in pyproject.toml, tests/audit, tests/cluster/kubeflow and tests/prove (ARGS=--upgrade: pin the newest of everything)
+	@$(COMPILE) --output-file requirements-dev.lock $(TRAIN) --extra image --group dev $(ARGS) && cp requirements-dev.lock requirements.lock && $(COMPILE) --output-file requirements.lock $(TRAIN) --extra image --group checkout && $(COMPILE) --output-file tests/audit/requirements.lock tests/audit/requirements.in $(ARGS) && $(COMPILE) --constraint requirements-dev.lock --output-file tests/prove/requirements.lock tests/prove/requirements.in $(ARGS) && $(COMPILE) --output-file tests/cluster/kubeflow/requirements.lock tests/cluster/kubeflow/requirements.in $(ARGS)
 
 lock-neuron: setup-dev ## Pin the environments of test-neuron after a change of pyproject.toml
 	@$(COMPILE) --override tests/neuron/requirements.in --output-file tests/neuron/requirements.lock $(TRAIN) tests/neuron/requirements.in $(ARGS) && $(COMPILE) --output-file tests/neuron/torchx.lock pyproject.toml --extra torchx $(ARGS)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.parts import venv
 from tests.platform.conftest import of_kind
 from tests.platform.test_features import CELLS, SMALLEST, environment
 from tools.cells import kustomize, locate
@@ -76,10 +78,23 @@ def test_a_trainjob_has_the_pods_of_the_pytorchjob(
         assert selector["matchLabels"].items() <= job.pods()[0].labels.items()
 
 
+@pytest.mark.long
+def test_kubeflows_own_models_read_and_write_them_unchanged(above: Callable[..., list[Object]]) -> None:
+    """The models of kubeflow-trainer-api 2.3.0, which clients in Python use."""
+    folder = repo.root() / "tests/cluster/kubeflow"
+    if (python := venv.python(folder / "requirements.lock")) is None:
+        pytest.skip("needs Kubeflow's SDK: python -m tests.parts.venv tests/cluster/kubeflow/requirements.lock")
+    made = [one for cell in CELLS for one in above(cell, FEATURE) if one["kind"] in ("TrainJob", "TrainingRuntime")]
+    command = [str(python), str(folder / "client.py"), "models"]
+    done = subprocess.run(command, input=json.dumps(made), capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(done.stdout) == made
+    assert len(made) == 2 * len(CELLS)
+
+
 def test_exit_codes_end_the_job_as_the_failure_classes_say(above: Callable[..., list[Object]]) -> None:
     made = above(SMALLEST, FEATURE)
     ignored, permanent = batch(made)["podFailurePolicy"]["rules"]
-    assert ignored == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+    assert ignored == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     values = permanent["onExitCodes"]["values"]
     assert permanent["action"] == "FailJob"
     assert values == list(range(1, 128))
@@ -190,3 +205,21 @@ def test_submit_takes_the_kind_that_is_served(
     assert knobs == Knobs(nodes=3, features=features)
     assert said in " ".join(notes)
     assert bool(notes) is bool(said)
+
+
+@pytest.mark.parametrize("refusals", [0, 1, 99])
+def test_submit_waits_until_trainer_sees_the_runtime(refusals: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal that Trainer 2.3.0 gave to a TrainJob right behind its runtime, on a busy machine."""
+    said = 'TrainingRuntime "a" not found: specified trainingRuntime must be created before the TrainJob is created'
+    denied = 'Error from server (Forbidden): admission webhook "validator.trainjob.trainer.kubeflow.org" denied'
+    answers = [subprocess.CompletedProcess((), 1, "", f"{denied} the request: {said}")] * refusals
+    answers.append(
+        subprocess.CompletedProcess((), 0, '{"kind": "TrainJob", "metadata": {"name": "a", "uid": "1"}}', "")
+    )
+    monkeypatch.setattr(Kubectl, "run", lambda *_, **__: answers.pop(0))
+    monkeypatch.setattr(submit, "RUNTIME_SECONDS", 1.5)
+    if refusals < 2:
+        assert submit.apply(Kubectl(None, "team"), Manifests("a", []))[0] == [submit.Applied("TrainJob", "a", "1")]
+        return
+    with pytest.raises(UserError, match="must be created before"):
+        submit.apply(Kubectl(None, "team"), Manifests("a", []))

@@ -1,11 +1,12 @@
 """Applies a cell to a cluster, after checking what would fail there."""
 
+import functools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tools.cells.knobs import Knobs
-from tools.core import Say, State, UserError
+from tools.core import Say, State, UserError, wait
 from tools.job.snapshot import JobPod, LiveJob, lookup
 from tools.job.snapshot.live_job import EVERY, kind_of
 from tools.job.snapshot.pod import claim_names, template_specs
@@ -22,6 +23,8 @@ from tools.workload.trainjob import GROUP, TrainJob
 
 MOST_NAMED = 5  # nodes
 FEATURE = "trainjob"  # overlays/feature/trainjob
+# The words of Trainer's webhook (v2.3.0, pkg/runtime/core/trainingruntime.go), and how long its cache may take.
+RUNTIME_UNSEEN, RUNTIME_SECONDS = "must be created before the TrainJob is created", 20.0
 
 
 @dataclass(frozen=True)
@@ -179,10 +182,12 @@ def with_served_kind(kubectl: Kubectl, manifests: Manifests, knobs: Knobs, say: 
 def apply(kubectl: Kubectl, manifests: Manifests, *options: str) -> tuple[list[Applied], list[str]]:
     """Apply the objects server-side; return the accepted objects and the server's warnings.
 
-    Raises UserError with the reason of a refusal.
+    Trainer's webhook may refuse a TrainJob whose runtime was created a moment before: it reads runtimes from a cache.
+    Then the objects are applied again. Raises UserError with the reason of a refusal.
     """
     words = ("apply", "--server-side", *options, "--filename=-", "--output=json")
-    done = kubectl.run(*words, stdin=manifests.as_list())
+    attempt = functools.partial(kubectl.run, *words, stdin=manifests.as_list())
+    done = wait.settled(attempt, lambda one: RUNTIME_UNSEEN not in one.stderr, RUNTIME_SECONDS, every=1.0)
     if done.returncode != 0:
         problem = failure("apply", done.stderr)
         raise UserError(problem.message, problem.hint, 1 if problem.code == 2 else problem.code)
