@@ -19,6 +19,7 @@ SOURCES = Path(__file__).parent / "binaries"
 OPERATOR = "github.com/kubeflow/training-operator"
 KWOK = "sigs.k8s.io/kwok"
 PROVISIONER = "github.com/rancher/local-path-provisioner"
+TRAINER, JOBSET, KUEUE = "github.com/kubeflow/trainer/v2", "sigs.k8s.io/jobset", "sigs.k8s.io/kueue"
 KUBERNETES, OLDEST = "1.36.3", "1.33.13"  # the last four minors are what the tools promise to work on
 OLD = f"kubernetes-{OLDEST.rpartition('.')[0]}"
 _VERSION = "k8s.io/component-base/version"
@@ -45,6 +46,15 @@ MODULES = {
     "coredns": Module(),
     "pause": Module(),
     "provisioner": Module(packages=(PROVISIONER,), folders={"provisioner": (PROVISIONER, "deploy")}),
+    # Only `make test-cluster-all` builds it.
+    "controllers": Module(
+        packages=(f"{TRAINER}/cmd/trainer-controller-manager", JOBSET, f"{KUEUE}/cmd/kueue"),
+        folders={
+            "trainer": (TRAINER, "manifests"),
+            "jobset": (JOBSET, "config"),
+            "kueue": (KUEUE, "config"),
+        },
+    ),
     OLD: Module(
         ldflags=_named(OLDEST),
         links=("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"),
@@ -64,6 +74,10 @@ class Programs:
         homes = [Path(assets)] if assets else []
         homes += [root / "bin" for root in self.roots.values()]
         return next(home / name for home in homes if (home / name).is_file())
+
+    def controller_manifests(self, name: str) -> Path:
+        """Return upstream's Kustomize directories of Trainer, JobSet or Kueue."""
+        return self.roots["controllers"] / name
 
     @property
     def operator_manifests(self) -> Path:

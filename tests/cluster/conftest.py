@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,14 @@ from tools.kube.manifests import Manifests, parse
 
 HERE = Path(__file__).parent
 FOREIGN = "TRAINYARD_TEST_KUBECONFIG"
-REAL_NODES = ("test_demo.py", "test_job_nodes.py", "test_nodes.py", "test_own_script.py", "test_training.py")
+REAL_NODES = (
+    "test_controllers.py",
+    "test_demo.py",
+    "test_job_nodes.py",
+    "test_nodes.py",
+    "test_own_script.py",
+    "test_training.py",
+)
 
 
 class TwoClusters(LoadScopeScheduling):
@@ -76,10 +83,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @contextmanager
-def own_plane(say: Progress) -> Iterator[ControlPlane]:
+def own_plane(say: Progress, modules: Sequence[str] = build.CLUSTER) -> Iterator[ControlPlane]:
     """Start a control plane in a sandbox that ends with the block. Skip where that is not possible."""
     try:
-        programs = build.ensure(say)
+        programs = build.ensure(say, modules)
         sandbox = Sandbox()
     except (CannotBuild, Unsupported) as problem:
         pytest.skip(str(problem))
@@ -164,6 +171,11 @@ class Nodes:
 @pytest.fixture(scope="session")
 def nodes(control_plane: ControlPlane, say: Progress) -> Nodes:
     """Two real nodes with DNS, a registry and a default storage class. Skipped where they cannot run."""
+    return real_nodes(control_plane, say)
+
+
+def real_nodes(control_plane: ControlPlane, say: Progress) -> Nodes:
+    """Start the two nodes of a control plane. Skip where they cannot run."""
     try:
         debian = packages.ensure(say)
         made = [Node(control_plane, debian, index) for index in (1, 2)]

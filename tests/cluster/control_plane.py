@@ -28,6 +28,7 @@ DNS_SERVICE = "10.96.0.10"
 OPERATOR_NAMESPACE = "kubeflow"
 OPERATOR_PORT = 19443
 OPERATOR_SECRET = "training-operator-webhook-cert"
+CERTIFICATES = "k8s-webhook-server/serving-certs"  # below a controller's /tmp
 # Without cloud, routes and the bootstrap of nodes by tokens, which nothing here does.
 CONTROLLERS = "*,-node-route-controller,-cloud-node-lifecycle-controller,-bootstrap-signer-controller"
 # By default each holds itself back to 20 to 50 requests a second, for which hundreds of jobs wait minutes.
@@ -124,14 +125,13 @@ class ControlPlane:
         """Apply base/plugins/training-operator and start the operator beside the API server.
 
         Not applied is its Deployment, for it runs here with the Deployment's ServiceAccount.
-        The kubelet's part, to put the Secret's certificate into the container's folder, is done here too.
         """
         self.kube.apply(self.operator_manifests(), None, "--force-conflicts")
         crd = ("crd", "pytorchjobs.kubeflow.org")
         self._wait("the PyTorchJob's CRD", lambda: bool(condition(self.kube.get(*crd) or {}, "Established")))
         operator = self._run_operator()
-        certificates = self._operator_home / "k8s-webhook-server/serving-certs"
-        self._wait("the operator's certificate", lambda: self._put_certificate(certificates), operator)
+        certificate = ("training-operator", OPERATOR_SECRET, OPERATOR_NAMESPACE)
+        self._wait("the operator's certificate", lambda: self.put_certificate(*certificate), operator)
         self._wait("the operator's webhook", self._webhook_answers, operator)
 
     def restart_operator(self) -> None:
@@ -197,10 +197,6 @@ class ControlPlane:
         self._wait("kubectl proxy", path.exists, self._start("kubectl", *words))
         return path
 
-    @property
-    def _operator_home(self) -> Path:
-        return self.sandbox.root / "operator"
-
     def operator_manifests(self) -> str:
         """Return our manifests, with the webhook where the operator runs and without the Deployment.
 
@@ -226,32 +222,36 @@ class ControlPlane:
         return str(yaml.dump_all(kept, Dumper=_DUMPER))
 
     def _run_operator(self) -> Process:
-        """Start the operator with its own /tmp: the folder of its certificate is fixed and below /tmp."""
-        self._operator_home.mkdir(exist_ok=True)
-        (self._operator_home / "k8s-webhook-server/serving-certs").mkdir(parents=True, exist_ok=True)
-        words = ("create", "token", "training-operator", "-n", OPERATOR_NAMESPACE, "--duration=24h")
-        token = self.kube.run(*words)
-        self.pki.kubeconfig(self._operator_home / "kubeconfig", {"token": token.strip()})
-        script = 'exec 3<"$1"; mount --bind "$2" /tmp; shift 2; exec /proc/self/fd/3 "$@"'
-        flags = ["--kubeconfig=/tmp/kubeconfig", "--enable-scheme=pytorchjob", *HASTE]
+        flags = ["--enable-scheme=pytorchjob", *HASTE]
         flags += [f"--webhook-server-port={OPERATOR_PORT}"]
         flags += ["--metrics-bind-address=127.0.0.1:18090"]
         flags += ["--health-probe-bind-address=127.0.0.1:18091"]
-        program = self.programs.path("training-operator")
-        argv: list[str | Path] = ["unshare", "--mount", "sh", "-c", script, "operator"]
-        argv += [program, self._operator_home, *flags]
-        environment = {**os.environ, "MY_POD_NAMESPACE": OPERATOR_NAMESPACE}
-        return self.sandbox.start("training-operator", argv, environment)
+        return self.start_controller("training-operator", "training-operator", OPERATOR_NAMESPACE, *flags)
 
-    def _put_certificate(self, folder: Path) -> bool:
-        secret = self.kube.get("secret", OPERATOR_SECRET, OPERATOR_NAMESPACE)
-        data = (secret or {}).get("data") or {}
+    def start_controller(self, program: str, account: str, namespace: str, *flags: str) -> Process:
+        """Start a controller with its ServiceAccount and its own /tmp, where the folder of its certificate is fixed."""
+        home = self.home_of(program)
+        (home / CERTIFICATES).mkdir(parents=True, exist_ok=True)
+        token = self.kube.run("create", "token", account, "-n", namespace, "--duration=24h")
+        self.pki.kubeconfig(home / "kubeconfig", {"token": token.strip()})
+        script = 'exec 3<"$1"; mount --bind "$2" /tmp; shift 2; exec /proc/self/fd/3 "$@"'
+        argv: list[str | Path] = ["unshare", "--mount", "sh", "-c", script, program]
+        argv += [self.programs.path(program), home, "--kubeconfig=/tmp/kubeconfig", *flags]
+        return self.sandbox.start(program, argv, {**os.environ, "MY_POD_NAMESPACE": namespace})
+
+    def home_of(self, program: str) -> Path:
+        """Return the folder that is a controller's /tmp."""
+        return self.sandbox.root / f"home-{program}"
+
+    def put_certificate(self, program: str, name: str, namespace: str) -> bool:
+        """Do the kubelet's part: put the Secret's certificate into the controller's folder."""
+        data = (self.kube.get("secret", name, namespace) or {}).get("data") or {}
         if "tls.crt" not in data:
             return False
-        for name in ("ca.crt", "tls.key", "tls.crt"):
-            part = folder / f"{name}.part"
-            part.write_bytes(base64.b64decode(data[name]))
-            part.rename(folder / name)
+        for key in ("ca.crt", "tls.key", "tls.crt"):
+            part = self.home_of(program) / CERTIFICATES / f"{key}.part"
+            part.write_bytes(base64.b64decode(data[key]))
+            part.rename(part.with_suffix(""))
         return True
 
     def _webhook_answers(self) -> bool:

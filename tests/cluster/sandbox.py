@@ -141,14 +141,15 @@ class Sandbox:
             raise CannotStart(f"{' '.join(map(str, argv))}: {done.stderr.strip() or done.stdout.strip()}")
         return done.stdout
 
-    def call_outside(self, *words: str) -> None:
-        """Run a short program in the cluster's network, with this machine's process ids and files.
+    def call_outside(self, *words: str) -> str:
+        """Run a short program in the cluster's network, with this machine's process ids and files; return its output.
 
         Raises CannotStart with its error.
         """
         done = subprocess.run([*self.enter("net"), *words], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise CannotStart(f"{' '.join(words)}: {done.stderr.strip()}")
+        return done.stdout
 
     def wait(self, what: str, ready: Callable[[], bool], seconds: float, needs: Sequence[Process] = ()) -> None:
         """Wait until `ready`. Raises CannotStart when a required process ends, or at the deadline."""

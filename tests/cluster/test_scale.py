@@ -1,10 +1,13 @@
-"""A cluster of 64 p5 machines: one job of 70 B parameters, and a queue of others until nothing is free.
+"""Large clusters: 64 p5 machines until nothing is free, and a thousand that commands look at.
 
 The times are those of an operator that nobody holds back; by default it asks 20 times a second at most.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,13 +17,38 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kube import Kube, renamed, shared_claim
 from tests.cluster.machines import fake_node
 from tests.parts.gomodule import Progress
-from tools.core import processes
+from tools.cells.knobs import Knobs, applied
+from tools.core import processes, repo
 from tools.facts.instances import NVIDIA, instance
 from tools.kube.manifests import Manifests, name_of
 
 MACHINES = 64
 LARGE = "overlays/p5/llama-3-1-70b"
 OTHERS = ("overlays/p5/llama-2-70b", "overlays/p5/llama-2-13b", "overlays/p5/llama-2-7b")
+
+FLEET, GREAT, SMALL, JOBS = 1024, 512, 8, 63
+COMMANDS = (
+    ("job", "status", "p5-llama-3-1-70b-train-large"),
+    ("job", "why", "p5-llama-3-1-70b-train-large"),
+    ("job", "list"),
+    ("cluster", "nodes"),
+    ("cluster", "validate"),
+)
+CALLS = 40  # of kubectl in one command, whatever the number of nodes and pods
+MEASURED = """
+import json, resource, sys
+from tools.kube.kubectl import Kubectl
+from tools.cli import invoke
+calls, run = 0, Kubectl.run
+def counted(self, *words, **more):
+    global calls
+    calls += 1
+    return run(self, *words, **more)
+Kubectl.run = counted
+code = invoke(sys.argv[1:])
+children, own = (resource.getrusage(one).ru_maxrss for one in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF))
+print(json.dumps({"code": code, "calls": calls, "mib": max(children, own) // 1024}), file=sys.stderr)
+"""
 
 pytestmark = pytest.mark.cluster_all
 
@@ -79,3 +107,39 @@ def _resident(pid: int) -> float:
         int(Path(f"/proc/{one}/statm").read_text(encoding="utf-8").split()[1]) for one in processes.descendants([pid])
     )
     return sum(pages) * 4096 / 1e6
+
+
+def test_a_thousand_machines_are_read_in_few_requests(
+    kube: Kube, control_plane: ControlPlane, cells: list[Manifests], namespace: str, say: Progress
+) -> None:
+    """One job of 512 pods and 63 of 8, a node for each pod; then the commands that look at all of it."""
+    (cell,) = (one for one in cells if one.source == LARGE)
+    kube.put(shared_claim(namespace), namespace)
+    labels = {"trainyard-test": "kwok-fleet"}
+    kube.put([fake_node(instance("p5.48xlarge"), f"fleet-{n}", labels) for n in range(FLEET)])
+    began, wanted = time.monotonic(), GREAT + JOBS * SMALL
+    kube.put(applied(cell, Knobs(name="large", nodes=GREAT)).objects, namespace)
+    for number in range(JOBS):
+        kube.put(applied(cell, Knobs(name=f"small-{number}", nodes=SMALL)).objects, namespace)
+    kube.wait(f"{wanted} pods running", lambda: _running(kube, namespace) == wanted, 900)
+    say(f"{FLEET} nodes: {wanted} pods of {JOBS + 1} jobs bound and running: {time.monotonic() - began:.0f} s")
+    taken = [pod["spec"]["nodeName"] for pod in kube.list("pods", namespace)]
+    assert len(taken) == len(set(taken)) == wanted
+    for words in COMMANDS:
+        where = [] if words[:2] == ("cluster", "nodes") else ["-n", namespace]
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURED, *words, *where],
+            cwd=repo.root(),
+            env=kube.environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        found = json.loads(done.stderr.splitlines()[-1])
+        say(f"yard {' '.join(words[:2])}: {time.monotonic() - began:.1f} s, {found}")
+        assert "Traceback" not in done.stderr, done.stderr
+        assert found["calls"] <= CALLS, found
+        assert found["mib"] < 1024, found
+    kube.call("delete", "nodes", "--selector=trainyard-test=kwok-fleet", "--wait=false")

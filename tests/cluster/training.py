@@ -22,6 +22,7 @@ from tests.cluster.storage import directory_of
 from tests.parts import tree
 
 JOB = "cpu-llama-tiny-train"
+TRAINJOB_LABEL = "jobset.sigs.k8s.io/jobset-name"
 STEPS = 100
 # The model of the cell, in smaller and more frequent bites: a fault must meet a run at work. Two megabytes of
 # text are enough for it, and take seconds to prepare. Key of the configuration: what the cell says, and this.
@@ -47,6 +48,7 @@ class Training:
     namespace: str
     volume: Path
     name: str = JOB
+    kind: str = "pytorchjob"
 
     @property
     def run(self) -> Path:
@@ -70,7 +72,7 @@ class Training:
         return self.kube.wait(f"step {step}", lambda: self.last_step() >= step, seconds)
 
     def succeeded(self) -> bool:
-        return condition(self.job(), "Succeeded") is not None
+        return any(condition(self.job(), kind) for kind in ("Succeeded", "Complete"))
 
     def wait_end(self) -> None:
         """Wait for success. Raises AssertionError with the pods' last output when the job failed."""
@@ -85,11 +87,15 @@ class Training:
             raise AssertionError(f"{problem}\n{self.last_words()}") from None
 
     def job(self) -> Object:
-        return self.kube.get("pytorchjob", self.name, self.namespace) or {}
+        return self.kube.get(self.kind, self.name, self.namespace) or {}
 
     def pod(self, index: int) -> Object:
-        """Return worker `index`, or nothing."""
-        return self.kube.get("pod", f"{self.name}-worker-{index}", self.namespace) or {}
+        """Return worker `index`, or nothing. Those of a TrainJob end with random characters; the newest counts."""
+        if self.kind == "pytorchjob":
+            return self.kube.get("pod", f"{self.name}-worker-{index}", self.namespace) or {}
+        selector = f"{TRAINJOB_LABEL}={self.name},batch.kubernetes.io/job-completion-index={index}"
+        pods = self.kube.list("pods", self.namespace, selector)
+        return max(pods, key=lambda pod: pod["metadata"]["creationTimestamp"], default={})
 
     def beats(self) -> dict[int, Object]:
         found = {}
@@ -123,11 +129,14 @@ class Training:
         where = f"--namespace={self.namespace}"
         parts = [self.kube.call("get", "pods", where, "-o", "wide").out]
         parts.append(self.kube.call("get", "events", where).out[-2000:])
-        parts += [self.kube.call("logs", f"{self.name}-worker-{i}", where, "--tail=25").out for i in (0, 1)]
+        names = [pod["metadata"]["name"] for index in (0, 1) if (pod := self.pod(index))]
+        parts += [self.kube.call("logs", name, where, "--tail=25").out for name in names]
         return "\n".join(parts)
 
 
-def start(kube: Kube, namespace: str, manifest: str | Path, warm: Path | None = None) -> Training:
+def start(
+    kube: Kube, namespace: str, manifest: str | Path, warm: Path | None = None, kind: str = "pytorchjob"
+) -> Training:
     """Apply the committed claim and a cell (a manifest or a directory), and return the training.
 
     `warm` is a volume whose prepared data is copied first.
@@ -135,7 +144,7 @@ def start(kube: Kube, namespace: str, manifest: str | Path, warm: Path | None = 
     where = ("apply", "--server-side", f"--namespace={namespace}", "-k")
     kube.run(*where, "base/storage/default-class")
     kube.wait("the claim bound", lambda: _volume(kube, namespace) is not None, VOLUME_SECONDS)
-    training = Training(kube, namespace, directory_of(_volume(kube, namespace) or {}))
+    training = Training(kube, namespace, directory_of(_volume(kube, namespace) or {}), kind=kind)
     if warm is not None:
         copy_data(warm, training.volume)
     if isinstance(manifest, Path):
