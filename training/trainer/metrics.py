@@ -24,6 +24,7 @@ from training.run.directory import RunDir
 from training.run.failure import NanError
 from training.run.files import read_bounded
 from training.run.progress import line_seconds
+from training.run.trainer_status import TrainerStatus
 
 _LARGEST_LOG = 1 << 30  # bytes of metrics.jsonl: a million steps have a third of it
 
@@ -64,6 +65,7 @@ class Metrics:
         self._recent: list[dict[str, Any]] = []
         self._said_at, self._line_seconds = 0.0, line_seconds()
         self._run, self._file, self._events = run, None, None
+        self._status = TrainerStatus(say)
         if ranks.first:
             from torch.utils.tensorboard import SummaryWriter  # takes 0.3 s, which the other ranks save
 
@@ -144,6 +146,10 @@ class Metrics:
         if last or time.monotonic() - self._said_at >= self._line_seconds:
             self._said_at = time.monotonic()
             self._say(self._line(record))
+            if self._file:
+                self._status.send(
+                    pending.step, self._steps, self._left(record), {"loss": sum(means), "step": pending.step}
+                )
 
     def _parts(self, means: list[float]) -> dict[str, float]:
         """Each loss under its own name, if there are several."""
@@ -151,10 +157,14 @@ class Metrics:
             return {}
         return {f"{name}_loss": mean for name, mean in zip(self._losses, means, strict=True)}
 
+    def _left(self, record: dict[str, Any]) -> float:
+        """Return the seconds that are left, by the median of the last steps."""
+        return float((self._steps - record["step"]) * statistics.median(r["step_s"] for r in self._recent))
+
     def _line(self, record: dict[str, Any]) -> str:
         """One step as a line for a person; speeds are medians of the last steps."""
         rate = statistics.median(r["tokens_per_s"] for r in self._recent)
-        left = (self._steps - record["step"]) * statistics.median(r["step_s"] for r in self._recent)
+        left = self._left(record)
         mfu = "MFU unknown"
         if self._peak:
             share = rate * self._flops_per_token / self._peak
@@ -176,6 +186,7 @@ class Metrics:
             self._events.add_scalar("heldout/loss", loss, step)
 
     def close(self) -> None:
+        self._status.close()
         if self._file and self._events:
             self._file.close()
             self._events.close()
