@@ -325,6 +325,10 @@ def test_teams_lend_and_take_back_and_a_job_that_never_gets_ready_is_evicted(
 
 def _nowhere(objects: list[Object]) -> list[Object]:
     """Let the job's pods fit no node, so that only Kueue decides."""
-    for role in kinds.job_of(Manifests("nowhere", objects)).roles:
-        role.template["spec"]["nodeSelector"] = {"no": "such"}
+    for one in objects:
+        if one["kind"] == "PyTorchJob":
+            one["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["nodeSelector"] = {"no": "such"}
+        if one["kind"] == "TrainingRuntime":
+            (replicated,) = one["spec"]["template"]["spec"]["replicatedJobs"]
+            replicated["template"]["spec"]["template"]["spec"]["nodeSelector"] = {"no": "such"}
     return objects
