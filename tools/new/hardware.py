@@ -11,7 +11,7 @@ from tools.cells.hardware import DEVICES
 from tools.cells.matrix_file import Cell, text_of
 from tools.core import UserError, repo
 from tools.facts.instances import EFA
-from tools.kube.kubectl import Kubectl
+from tools.kube import Kubectl
 from tools.new import component
 
 # Labels of NVIDIA's GPU feature discovery. The product is what tells such nodes from others.

@@ -11,8 +11,7 @@ from typing import Any
 
 from tools.cells import memory
 from tools.cells.published import Published
-from tools.core.errors import UserError
-from tools.core.tables import load
+from tools.core import UserError, tables
 from tools.new import component
 from training.config import Config, ConfigError, load_texts
 from training.config.families import FAMILIES
@@ -28,7 +27,7 @@ RECIPES = (
 BROWN = "Brown et al. 2020 (arXiv 2005.14165)"
 DETTMERS = "Dettmers et al. 2023 (arXiv 2305.14314)"
 WARMUP_TOKENS = 375e6  # appendix B
-_TEXTS: dict[str, str] = load("new/texts.yaml")
+_TEXTS: dict[str, str] = tables.load("new/texts.yaml")
 # Without and with LoRA.
 PLAIN: dict[bool, dict[str, Any]] = {
     False: {"data": "/shared/text", "decay": 0.1, "steps": 10000},

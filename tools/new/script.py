@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.core import UserError, output
+from tools.core import UserError, output, tables
 from tools.core.nested import mappings
-from tools.core.tables import load
-from tools.kube.manifests import Manifests, Object, name_of, written
+from tools.kube import Manifests, Object, name_of
+from tools.kube.manifests import written
 from tools.workload import Workload, kinds
 from tools.workload.operator_admission import DEFAULT_CONTAINER
 
@@ -146,5 +146,5 @@ def files_of(script: Script) -> dict[str, str]:
     if script.config_maps:
         files["configmaps.yaml"] = written(script.config_maps)
     resources = "resources: [configmaps.yaml]\n" if script.config_maps else ""
-    text = load("new/texts.yaml")["script kustomization"].format(resources=resources)
+    text = tables.load("new/texts.yaml")["script kustomization"].format(resources=resources)
     return {"kustomization.yaml": text, **files}

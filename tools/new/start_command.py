@@ -3,8 +3,7 @@
 import shlex
 from collections.abc import Mapping, Sequence
 
-from tools.core import UserError, output
-from tools.core.tables import load
+from tools.core import UserError, output, tables
 from tools.simulator import launchers
 from tools.simulator.prefixes import TABLE
 from tools.simulator.torchrun import MODULES
@@ -16,7 +15,7 @@ MEETING = (
 )  # fmt: skip
 # Those of launchers that need another command line, or a list of hosts, in each pod: the number of their words,
 # or the variable that says the same to the script.
-OTHERS: dict[str, dict[str, int | str]] = load("new/texts.yaml")["launchers' options"]
+OTHERS: dict[str, dict[str, int | str]] = tables.load("new/texts.yaml")["launchers' options"]
 
 
 def words_of(text: str) -> list[str]:

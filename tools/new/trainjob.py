@@ -10,12 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tools.cells.renaming import write_hosts
-from tools.core.errors import UserError
+from tools.core import UserError, tables
 from tools.core.nested import mappings
-from tools.core.tables import load
+from tools.kube import Manifests, Object, quantity
 from tools.kube.json_patch import difference
-from tools.kube.manifests import Manifests, Object
-from tools.kube.quantity import quantity
 from tools.simulator import wiring
 from tools.workload import ControllerFault, Pod, Workload, kinds
 from tools.workload.indexed_job import INDEX
@@ -161,7 +159,7 @@ def _processes(pod: Pod, container: Object) -> Object:
     if text.isdecimal():
         return {"numProcPerNode": int(text)}
     resources = (container.get("resources") or {}).get("limits") or {}
-    gpus = sum(int(quantity(str(amount)) or 0) for name, amount in resources.items() if name.endswith("/gpu"))
+    gpus = sum(int(quantity.quantity(str(amount)) or 0) for name, amount in resources.items() if name.endswith("/gpu"))
     return {} if gpus else {"numProcPerNode": 1}
 
 
@@ -192,7 +190,7 @@ def _objects(job: Workload, batch: Object, failure: Object) -> tuple[Object, Obj
 
 def _remarks(job: Workload) -> Iterator[str]:
     """Yield what the TrainJob does differently."""
-    texts: dict[str, str] = load("new/texts.yaml")["migrate"]
+    texts: dict[str, str] = tables.load("new/texts.yaml")["migrate"]
     policy, elastic = job.section("runPolicy"), job.section("elasticPolicy")
     yield from (texts[key] for key in texts if policy.get(key) is not None)
     if policy.get("backoffLimit") is None:

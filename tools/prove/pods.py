@@ -12,8 +12,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tools.cells import kustomize
-from tools.core.errors import UserError
-from tools.kube.manifests import Manifests, Object, parse
+from tools.core import UserError
+from tools.kube import Manifests, Object
+from tools.kube.manifests import parse
 from tools.prove import trials
 from tools.prove.trials import Options, Subject
 from tools.workload import Workload, kinds

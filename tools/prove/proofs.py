@@ -14,9 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tools.core import State, UserError, Verdict, output, repo
-from tools.core.secret_patterns import mask
-from tools.kube.manifests import Manifests
+from tools.core import State, UserError, Verdict, output, repo, secret_patterns
+from tools.kube import Manifests
 from tools.prove.claims import NAMES, NEEDED
 from tools.prove.observed import TABLE
 from tools.simulator import launch, launchers, node, volumes, wiring
@@ -101,7 +100,7 @@ def _program(words: Sequence[str], directory: Path, files: Mapping[str, str]) ->
     named = [_content([directory / value]) for value in values]
     given = sorted((path, _digest(text.encode())) for path, text in files.items())
     parts = [name if is_module or content is None else "", content, arguments, named, given]
-    return Program(name, list(map(mask, arguments)), content, _digest(json.dumps(parts).encode()))
+    return Program(name, list(map(secret_patterns.mask, arguments)), content, _digest(json.dumps(parts).encode()))
 
 
 def _digest(content: bytes) -> str:

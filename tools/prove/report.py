@@ -7,8 +7,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from tools.core import UserError, output, repo
-from tools.core.secret_patterns import mask
+from tools.core import UserError, output, repo, secret_patterns
 from tools.prove.observed import TABLE
 from tools.prove.proofs import Saved
 
@@ -40,7 +39,7 @@ def page(proof: Saved) -> str:
 
 def _text(value: Any) -> str:
     """Return a text for HTML. Characters that hide or reorder other text are shown."""
-    return html.escape(output.visible(mask(str(value)), keep="\n"))
+    return html.escape(output.visible(secret_patterns.mask(str(value)), keep="\n"))
 
 
 def _claim(one: Mapping[str, Any]) -> str:

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tools.cells.knobs import Knobs
-from tools.core import UserError, repo
-from tools.core.secret_patterns import SHAPES
-from tools.kube.manifests import Manifests
+from tools.core import UserError, repo, secret_patterns
+from tools.kube import Manifests
 from tools.local import job as local_job
 from tools.local import run as local_run
 from tools.prove.claims import NAMES
@@ -137,7 +136,7 @@ def plan(subject: Subject, options: Options) -> tuple[Plan, dict[str, str]]:
         network=options.network,
         timeout=options.timeout,
         grace=subject.grace,
-        secrets={shape.kind: shape.pattern.pattern for shape in SHAPES},
+        secrets={shape.kind: shape.pattern.pattern for shape in secret_patterns.SHAPES},
     )
     return made, notes
 

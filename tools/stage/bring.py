@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tools.core import UserError, repo
-from tools.core.own_module import answer
+from tools.core import UserError, own_module, repo
 from tools.kube import Kubectl, Object
 from tools.stage import pods
 from tools.stage.request import Request
@@ -22,7 +21,7 @@ def here(asked: Request) -> dict[str, Any]:
     """Bring the source below local/, which takes the place of the claim `trainyard` on this machine."""
     target = repo.local() / asked.path
     words = ["training.stage", "fetch", *asked.options(), f"--to={target}", "--", asked.source]
-    return answer(words)
+    return own_module.answer(words)
 
 
 def on_cluster(

@@ -7,8 +7,9 @@ import re
 
 import httpx2
 
-from tools.core.errors import UserError
-from tools.kube.kubectl import Kubectl, failure
+from tools.core import UserError
+from tools.kube import Kubectl
+from tools.kube.kubectl import failure
 
 NAME, KEY = "hf-token", "token"
 SECONDS = 10.0

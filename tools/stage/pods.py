@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tools.cells import kustomize
-from tools.core import UserError, output, repo
-from tools.core.command_line import selector
+from tools.core import UserError, command_line, output, repo
 from tools.facts.instances import INSTANCE_LABEL, INSTANCES
 from tools.kube import Kubectl, Object, name_of
 from tools.stage.request import Request
@@ -110,7 +109,7 @@ def finished(job: Object) -> str:
 
 def _newest(kubectl: Kubectl, name: str) -> Object:
     """Return the Job's newest pod, empty before there is one."""
-    found = kubectl.items("pods", selector(OWNER, name))
+    found = kubectl.items("pods", command_line.selector(OWNER, name))
     return max(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp")), default={})
 
 

@@ -4,8 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.core import UserError, repo
-from tools.core.command_line import is_subdomain
+from tools.core import UserError, command_line, repo
 
 LOCAL, CLAIM = "local", "trainyard"
 _WEB = (re.compile(r"https?://[^/\s]+/\S*[^/\s]\S*"), "https://host/file-{00..07}")
@@ -65,7 +64,7 @@ def request(source: str, to: str | None, **options: object) -> Request:
     if options.get("unsigned") and not source.startswith("s3://"):
         raise UserError(f"--no-sign-request is for S3, not for {source}")
     claim, separator, path = (to or f"{CLAIM}:").partition(":")
-    if not separator or not (claim == LOCAL or is_subdomain(claim)):
+    if not separator or not (claim == LOCAL or command_line.is_subdomain(claim)):
         hint = f"for example {CLAIM}:models/NAME, or {LOCAL}: for this machine"
         raise UserError(f"--to {to}: not CLAIM:PATH", hint)
     path = path.strip("/") or _default(inside)
@@ -86,7 +85,7 @@ def _claim_of(source: str) -> tuple[str | None, str]:
     claim, separator, path = source.partition(":")
     if Path(source).exists():
         return None, str(Path(source).resolve())
-    if separator and is_subdomain(claim) and _PATH.fullmatch(path.rstrip("/")):
+    if separator and command_line.is_subdomain(claim) and _PATH.fullmatch(path.rstrip("/")):
         return claim, path.rstrip("/")
     known = ", ".join((*REMOTE, "a path", "CLAIM:PATH"))
     hint = repo.did_you_mean(f"{claim}://", REMOTE) if ":/" in source else None

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tools.core import UserError, output
-from tools.core.command_line import Reader
-from tools.core.wait import sparing
-from tools.kube.kubectl import Kubectl, started
+from tools.core import UserError, command_line, output, wait
+from tools.kube import Kubectl
+from tools.kube.kubectl import started
 from tools.stage.pods import CONTAINER, TARGET
 from tools.stage.request import Request
 from training.stage.offer import Broken, Changed, Offer
@@ -53,11 +52,11 @@ def _attempt(kubectl: Kubectl, pod: str, asked: Request, offer: Offer, say: Call
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    complaint = Reader(process.stderr, LARGEST)
+    complaint = command_line.Reader(process.stderr, LARGEST)
     complaint.start()
     silent = threading.Timer(SILENCE, process.kill)
     try:
-        answer = offer.made(process.stdin, process.stdout, sparing(say), silent.start)
+        answer = offer.made(process.stdin, process.stdout, wait.sparing(say), silent.start)
         if "digest" in answer:
             return answer
     finally:

@@ -8,8 +8,7 @@ from typing import Any
 from tools.core.timestamps import epoch
 from tools.job.metrics import series
 from tools.job.metrics.series import Record
-from tools.job.snapshot import log_lines
-from tools.job.snapshot.snapshot import Snapshot
+from tools.job.snapshot import Snapshot, log_lines
 from training.run.hang_limits import Limits
 from training.run.heartbeat import Beat
 
