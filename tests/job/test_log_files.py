@@ -210,6 +210,30 @@ def test_a_launcher_without_the_output_of_its_child_is_quoted(yard: Yard, before
     assert "(exitcode: 2)" in found["looked_at"][0]
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        "srun: error: node-1: task 3: Exited with exit code 1",
+        "mpirun detected that one or more processes exited with non-zero status, thus causing the job to be ended.",
+        "MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD with errorcode 1.",
+        "[ERROR] [launch.py:321:sigkill_handler] ['python', 'train.py', '--local_rank=7'] exits with return code = 1",
+    ],
+)
+def test_the_end_of_a_launcher_is_no_cause(yard: Yard, end: str) -> None:
+    found = yard.json("why", "--log", write("a.log", f"start\n{end}\n"), code=3)
+    assert "its own output is not in the log" in found["summary"]
+    assert found["looked_at"][0] == f"a.log:2: {end}"
+
+
+def test_a_traceback_without_its_last_line_shows_where_and_not_why(yard: Yard) -> None:
+    frames = MEMORY.rpartition("torch.OutOf")[0] + "    loss.backward()\n"
+    found = yard.json("why", "--log", write("a.log", f"{STEPS}\n{frames}"), code=3)
+    assert "ends inside a traceback" in found["summary"]
+    assert found["looked_at"][0] == "a.log:11: loss.backward()"
+    raised = frames + '  File "/opt/lib/loader.py", line 3, in read\n    raise OSError("No space left on device")\n'
+    assert yard.json("why", "--log", write("b.log", raised), code=1)["causes"][0]["cause"] == "storage-full"
+
+
 def test_without_a_failure_the_last_warning_is_quoted(yard: Yard) -> None:
     log = write("a.log", "start\n[W822 03:54:49 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl\n")
     assert "a.log:2: [W822" in yard.json("why", "--log", log, code=3)["looked_at"][1]
@@ -220,6 +244,9 @@ def test_without_a_failure_the_last_warning_is_quoted(yard: Yard) -> None:
     [
         ("02:31:{n}: train iter: {n} loss_net: nan loss_scale: 785.4", ["nan"]),
         ("{{'loss': 0.0, 'grad_norm': nan, 'epoch': 0.{n}}}", ["nan"]),
+        ("  {n}/100     10.2G        nan        nan        nan        120        640", ["nan"]),
+        ("Train Loss: nan | Val Loss: nan | {n}", ["nan"]),
+        ("WARNING: NaN or Inf found in input tensor.", ["nan"]),
         ("02:31:{n}: train iter: {n} loss_net: 0.{n} loss_scale: 785.4", []),
     ],
 )

@@ -91,7 +91,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
         ),
     ),
     "tools/job/diagnosis/log_topics.py": (
-        log_topics.slips().pattern,
+        log_topics.table("slips"),
         *(
             one
             for row in log_topics.table("topics")

@@ -26,6 +26,7 @@ _END = re.compile(
 # Of a long report, evidence shows its begin, and the first and the last words of what proves its class.
 SHOWN, HEAD, AROUND, PROOF = 170, 50, 15, 50  # characters
 END = 40  # lines at the end of a log: programs stop soon after an error that they cannot handle
+WARNED = 6  # lines at the end of a log: a program that waits repeats its warning
 SIGABRT = 6  # a rank aborts itself when one of its collectives has failed
 
 
@@ -65,6 +66,8 @@ class Found:
         first, last = self.proof
         details = self._details
         shown = SHOWN - PROOF if details else SHOWN
+        if self.guessed and len(line) > shown:  # the reason may be at either end
+            return f"{line[: 2 * HEAD]} … {line[-2 * HEAD :]}"
         if last <= shown and self.text[first:last] in line:
             return f"{short(line, shown)} {details}" if details else line
         ends = [0, HEAD]
@@ -118,7 +121,7 @@ def first_cause(lines: Iterable[Line]) -> Found | None:
     every = list(lines)
     own = [one for one in map(_own, every) if one is not None]
     reports = log_failures.of(every)
-    reported = [one for one in map(_found, reports) if one is not None]
+    reported = [found for one in reports if one.weight is not Weight.CUT and (found := _found(one))]
     if any(form("asserted").search(line.text) for line in every):
         reported = [replace(one, kind="script") if one.kind == "device" else one for one in reported]
     known = [one for one in own if not one.victim and one.kind != "crash"]
@@ -135,9 +138,20 @@ def first_cause(lines: Iterable[Line]) -> Found | None:
     plain = [] if found or reports or series.from_log(every) else log_failures.plain(every)
     if any(form("ignored").search(log_failures.bare(line)) for line in plain):
         return None
-    # A program without levels, that did not train.
-    mild = [form("any_mild"), log_patterns.lines("harmless")]
-    return found or _in_any_line(plain, mild, lambda _: True)
+    # A program without levels, that did not train; then what it warned of last.
+    harmless = log_patterns.lines("harmless")
+    return (
+        found
+        or _in_any_line(plain, [form("any_mild"), harmless], lambda _: True)
+        or _waits([line for line in plain if line.text.strip()][-WARNED:])
+    )
+
+
+def _waits(last: list[Line]) -> Found | None:
+    """Return what a program warns of again and again in the last lines of its log."""
+    every = (_in_any_line([line], [form("quiet")], lambda _: True) for line in last)
+    known = [one for one in every if one and one.kind in log_topics.table("waited_for")]
+    return next((one for one, other in itertools.pairwise(known) if one.kind == other.kind), None)
 
 
 def _at_the_end(lines: list[Line], reports: list[Report]) -> Found | None:
@@ -152,6 +166,8 @@ def _at_the_end(lines: list[Line], reports: list[Report]) -> Found | None:
     ]
     if not near:
         return None
+    if warned := _in_any_line(lines[-END:], [form("quiet")], lambda one: not one.victim):
+        return warned
     named = ((kind, one) for one in near if (kind := log_topics.of(one)))
     kind, shown = next(named, ("crash", min(near, key=lambda one: one.weight)))
     return Found(
@@ -175,7 +191,7 @@ def _chosen(found: list[Found]) -> list[Found]:
         known = [one for one in known if one.kind != "memory-fault" or not form("aborted").search(one.text)]
     # Another failure may explain these.
     late = ("killed", "memory-fault", "command", *("shared-memory" for one in known if one.kind == "limits"))
-    known.sort(key=lambda one: one.kind in late or _of_a_client(one))
+    known.sort(key=lambda one: one.kind in late or _of_a_client(one) or bool(form("quiet").search(one.line.text)))
     by_weight = {weight: [one for one in known if one.weight is weight] for weight in Weight}
     crashes = [one for one in reversed(found) if one.guessed and one.weight is not Weight.END]
     if len(found) > 1:  # the next line says what was thrown
@@ -183,10 +199,6 @@ def _chosen(found: list[Found]) -> list[Found]:
     # Of unknown exceptions the last one counts: the one that ended the process follows those it has caught.
     specific = [one for one in crashes if not one.vague]
     uncaught = [one for one in specific if one.weight is Weight.UNCAUGHT]
-    if specific and all(one.kind in UNKNOWN and one.bare for one in specific):
-        # A traceback that is cut shows more than an exception without its traceback.
-        cut = [one for one in found if one.kind not in UNKNOWN and one.weight is Weight.END]
-        specific, uncaught = cut + specific, cut + uncaught
     killed = [one for one in by_weight[Weight.CHILD] if one.kind != "memory-fault" or one.signal != SIGABRT]
     return (
         by_weight[Weight.UNCAUGHT]
@@ -248,10 +260,10 @@ def _found(report: Report) -> Found | None:
         return Found(known, line, rank, weight=report.weight, text=report.text, proof=proof) if known else None
     relayed = form("relays").match(report.text) is not None
     kind = None if relayed else log_topics.of(report)
-    vague = relayed or report.weight is Weight.END or form("vague").match(report.text) is not None
+    vague = relayed or form("vague").match(report.text) is not None
     vague = vague or (report.inner and kind in (None, "script"))
     place = log_tracebacks.of_program(report.stack)
-    if kind is None and not relayed and report.weight is not Weight.END:
+    if kind is None and not relayed:
         python = form("exception").match(report.text) is not None
         kind = "script" if place or (python and (report.text.rstrip(": ").count(" ") or not vague)) else None
     return Found(

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from tools.job.diagnosis import log_patterns, log_tracebacks, signs
+from tools.job.diagnosis import log_patterns, signs
 from tools.job.diagnosis.log_patterns import form
 from tools.job.diagnosis.log_tracebacks import Traceback
 from tools.job.metrics import series
@@ -32,7 +32,8 @@ class Weight(enum.IntEnum):
     LOGGED = 2  # a line of level ERROR, or a message of the runtime
     HINT = 3  # a library's warning that healthy jobs write too
     CHILD = 4  # torchrun's message about the signal that ended a child
-    END = 5  # a program's message that something before it failed, or a traceback that is cut
+    END = 5  # a program's message that something before it failed
+    CUT = 6  # a traceback whose last line is not in the log: it shows where, not why
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Report:
     inner: bool = False
 
 
+INSIDE = ("frame", "cell_frame", "box_frame", "box_code")  # lines at which a log may begin within a traceback
 LONGEST = 100  # characters of another collector's prefix
 _CHAINED = ("During handling of the above", "The above exception was the direct")
 
@@ -71,12 +73,16 @@ def of(lines: Iterable[Line]) -> list[Report]:
     return list(_reports(every[_survived(every) :]))
 
 
-def unexplained(lines: Iterable[Line]) -> tuple[Line | None, Line | None]:
-    """Return the first line that says that a child ended itself, and the last warning. Steps after them count."""
+def unexplained(lines: Iterable[Line]) -> tuple[Line | None, Line | None, Line | None]:
+    """Return where a traceback is cut, the first line that says that a child ended itself, and the last warning.
+
+    Steps after them count.
+    """
     every = plain(lines)
     rest = every[_survived(every) :]
     left = next((line for line in rest if form("left").search(line.text)), None)
-    return left, next((line for line in reversed(rest) if form("warned").search(bare(line))), None)
+    cut = next((one.line for one in _reports(rest) if one.weight is Weight.CUT), None)
+    return cut, left, next((line for line in reversed(rest) if form("warned").search(bare(line))), None)
 
 
 def plain(lines: Iterable[Line]) -> list[Line]:
@@ -122,18 +128,18 @@ def _reports(lines: list[Line]) -> Iterator[Report]:
             open_tracebacks[writer] = Traceback(frames=earlier.pop(writer, []), ignored=ignored)
             continue
         traceback = open_tracebacks.get(writer)
-        if traceback is None and log_tracebacks.begins(body):
+        if traceback is None and any(form(name).match(body) for name in INSIDE):
             traceback = open_tracebacks[writer] = Traceback()
         if traceback and traceback.add(body):
             traceback.last = line if body.strip() else traceback.last
             continue
         raised = open_tracebacks.pop(writer, Traceback())
-        weight = _weight(prefix, body, traceback is not None and form("raised").match(body) is not None)
+        weight = _weight(prefix, body, traceback is not None and form("raised").match(body.lstrip()) is not None)
         if weight is None or raised.ignored:
             continue
         exception = weight <= Weight.RAISED
-        following = lines[index + 1 : index + 1 + MESSAGE]
-        message = list(_message(body, following, prefix, raised.boxed)) if exception else []
+        following = lines[index + 1 : index + 1 + MESSAGE] if exception or body.rstrip().endswith(":") else []
+        message = list(_message(body, following, prefix, raised.boxed, exception))
         if raised.launchers and form("relayed").match(body):
             weight, exception = Weight.END, False
         read = index + 1 + len(message)
@@ -141,9 +147,9 @@ def _reports(lines: list[Line]) -> Iterator[Report]:
         if inner:
             earlier[writer] = raised.frames
         child = form("child").search(body) if weight is Weight.CHILD else None
-        signal = abs(int(child[child.lastindex or 0])) if child else 0
+        signal = abs(int(child[child.lastindex or 0])) % 128 if child else 0
         yield Report(
-            line, " ".join([body.rstrip(), *message]), weight, exception, signal,
+            line, " ".join([body.strip() if exception else body.rstrip(), *message]), weight, exception, signal,
             raised.place if exception else "", "\n".join(raised.frames[-FRAMES:]), inner,
         )  # fmt: skip
     yield from filter(None, map(_unfinished, open_tracebacks.values()))
@@ -151,12 +157,11 @@ def _reports(lines: list[Line]) -> Iterator[Report]:
 
 def _unfinished(traceback: Traceback) -> Report | None:
     """Return the report of a traceback whose last line is not in the log."""
-    text, raised = traceback.cut
-    if not text or traceback.last is None or traceback.ignored:
+    if not traceback.place or traceback.last is None or traceback.ignored or traceback.launchers:
         return None
-    weight = Weight.RAISED if raised else Weight.END
+    weight = Weight.RAISED if traceback.raises else Weight.CUT
     stack = "\n".join(traceback.frames[-FRAMES:])
-    return Report(traceback.last, text, weight, exception=True, place=traceback.place, stack=stack)
+    return Report(traceback.last, traceback.raises, weight, exception=True, place=traceback.place, stack=stack)
 
 
 def _collectors(lines: list[Line]) -> set[str]:
@@ -185,7 +190,7 @@ def _weight(prefix: str, body: str, raised: bool) -> Weight | None:
         return Weight.LOGGED
     if form("child").search(body):
         return Weight.CHILD
-    if form("agent").search(body) or form("banner").search(body):
+    if any(form(name).search(body) for name in ("agent", "banner", "left")):
         return None
     if raised or form("exception").match(body.removeprefix(" ")):
         return Weight.UNCAUGHT if form("torch_rank").search(prefix) else Weight.RAISED
@@ -205,12 +210,12 @@ def _weight(prefix: str, body: str, raised: bool) -> Weight | None:
     return Weight.END if ended else None
 
 
-def _message(first: str, following: list[Line], prefix: str, boxed: bool) -> Iterator[str]:
+def _message(first: str, following: list[Line], prefix: str, boxed: bool, exception: bool) -> Iterator[str]:
     """Yield the further lines of an exception's message: those that torch marks with its rank, and NCCL's.
 
     Another line follows one that ends with a colon. Below a box, rich has wrapped the message.
     """
-    marked = form("torch_rank").search(prefix)
+    marked = exception and form("torch_rank").search(prefix)
     body = first
     for line in following:
         last = body.rstrip().endswith(":") or body.startswith("Last error:") or (boxed and len(body) > WRAPPED)
@@ -220,7 +225,7 @@ def _message(first: str, following: list[Line], prefix: str, boxed: bool) -> Ite
             or form("mild").search(body)
             or body.startswith(("[", "During handling", "The above exception", "Exception raised from", "frame #"))
         )
-        own = line.text.startswith(prefix) if marked else last or form("continued").match(body)
+        own = line.text.startswith(prefix) if marked else last or (exception and form("continued").match(body))
         if new or not own:
             return
         yield body.strip()
@@ -236,7 +241,8 @@ def _unfolded(line: Line) -> Iterator[Line]:
     if not inside.startswith("{"):
         behind, told = form("behind").search(own), form("error_file").match(inside)
         text = own[behind.start(1) :] if behind else told[1] if told else own
-        yield line if text == line.text else replace(line, text=text)
+        parts = text.split("\\n") if '\\n  File "' in text else [text]  # an exception in quotes
+        yield from (line if part == line.text else replace(line, text=part) for part in parts)
         return
     try:
         value = json.loads(inside)

@@ -28,6 +28,8 @@ LARGEST = 2**30  # bytes of a log, unpacked
 CHUNK = 2**20
 GZIP = b"\x1f\x8b"
 MOST = 512  # files
+CUT = "the log ends inside a traceback, which shows where it failed and not why: give the lines that follow"
+LEFT = "a process failed, and its own output is not in the log: give the log of that rank"
 NEAR = 200  # lines before a failure that may have its time
 # Ranks in the names of files: `rank3.log`, and `attempt_0/3/stderr.log` of torchrun --log-dir.
 _RANK = re.compile(r"rank[-_.]?(\d{1,6})(?!\d)|attempt_\d{1,6}/(\d{1,6})/std(?:out|err)\.log$")
@@ -133,11 +135,11 @@ def _without_failure(logs: list[LogFile], code: int | None, checked: list[str]) 
         cause = exit_codes.failure("no-steps", "the process", evidence, "")
         confidence = "high: the log says why" if quit_early else "medium: no line looks like training"
         return Explanation(State.FAIL, cause.summary, [replace(cause, confidence=confidence)], checked)
-    left, warned = zip(*(log_failures.unexplained(log.lines) for log in logs), strict=True)
-    if code is None and (child := next(filter(None, left), None)):
-        told = f"{_place(child)}: {short(child.text.strip())}"
-        summary = "a process failed, and its own output is not in the log: give the log of that rank"
-        return Explanation(State.CANNOT_TELL, summary, checked=[told, *checked])
+    cut, left, warned = zip(*(log_failures.unexplained(log.lines) for log in logs), strict=True)
+    for found, summary in ((cut, CUT), (left, LEFT)):
+        if code is None and (line := next(filter(None, found), None)):
+            told = f"{_place(line)}: {short(line.text.strip())}"
+            return Explanation(State.CANNOT_TELL, summary, checked=[told, *checked])
     trained = [one.step for one in seen if one.trained]
     if trained or code == 0:
         steps = max((step for step in trained if step is not None), default=None)

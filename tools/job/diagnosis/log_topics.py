@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.core.tables import load
-from tools.job.diagnosis.log_failures import Report, Weight
+from tools.job.diagnosis.log_failures import Report
 
 SUBJECT = 90  # characters at the begin of a message, where its subject mostly is
 OUTER = 6  # frames around the innermost one that tell what the program was doing
@@ -41,20 +41,15 @@ class Topic:
     packages: re.Pattern[str] | None
 
     def points(self, report: Report) -> int:
-        """Return how much of a report is about this class."""
-        return self.in_type(report) + self.in_words(report) + self.in_code(report)
-
-    def in_type(self, report: Report) -> int:
-        """Return the points of the exception's type."""
-        found = self.types and report.exception and self.types.match(report.text)
-        return TYPE if found else 0
+        """Return how much of a report is about this class: the exception's type, the message, and the frames."""
+        typed = report.exception and self.types and self.types.match(report.text)
+        return (TYPE if typed else 0) + self.in_words(report) + self.in_code(report)
 
     def in_words(self, report: Report) -> int:
         """Return the points of the message."""
-        if report.exception and report.weight is Weight.END:  # code, not a message
-            return 0
         raised = _TYPE.match(report.text) if report.exception else None
-        if raised and slips().match(raised[1].rpartition(".")[2] + report.text[raised.end(1) :]):
+        slip = raised and raised[1].rpartition(".")[2] + report.text[raised.end(1) :]
+        if slip and re.match(table("slips"), slip):  # what Python says of a mistake in the program
             return 0
         message = report.text[raised.end() :] if raised else report.text
         found = [hit.start() for words in self.words if (hit := words.search(message))]
@@ -63,12 +58,8 @@ class Topic:
 
     def in_code(self, report: Report) -> int:
         """Return the points of the frames."""
-        cut = report.weight is Weight.END
-        known = [names for names in (self.names, self.phases if _told(report) and not cut else None) if names]
-        inner, outer = (
-            _near(report.place.partition("(")[0] if cut else report.place),
-            [*map(_near, report.stack.splitlines()[-OUTER - 1 : -1])],
-        )
+        known = [names for names in (self.names, self.phases if _told(report) else None) if names]
+        inner, outer = _near(report.place), [*map(_near, report.stack.splitlines()[-OUTER - 1 : -1])]
         points = (self.packages and PACKAGE * bool(self.packages.search(report.place))) or 0
         points += CODE if any(names.search(inner) for names in known) else 0
         return points + any(names.search(frame) for names in known for frame in outer)
@@ -76,8 +67,7 @@ class Topic:
 
 def _told(report: Report) -> bool:
     """Return whether the code itself has raised the exception, because its input is wrong."""
-    cut = report.exception and report.weight is Weight.END
-    return cut or bool(_RAISES.search(report.place) or _COMPLAINT.match(report.text))
+    return bool(_RAISES.search(report.place) or _COMPLAINT.match(report.text))
 
 
 def _near(place: str) -> str:
@@ -90,12 +80,6 @@ def _near(place: str) -> str:
 def topics() -> tuple[Topic, ...]:
     """Return the topics of log_topics.yaml; of two with equal points the first one counts."""
     return tuple(_topic(row) for row in table("topics"))
-
-
-@functools.cache
-def slips() -> re.Pattern[str]:
-    """Return the pattern of what Python says of a mistake in the program."""
-    return re.compile(table("slips"))
 
 
 def table(name: str) -> Any:

@@ -31,7 +31,7 @@ class Traceback:
         elif code:
             self.boxed = True
             self._add_code(code[2] if code[1] or not self.frames else "")
-        elif not body.strip() or body[0].isspace():
+        elif not body.strip() or (body[0].isspace() and not form("exception").match(body.strip())):
             self._add_code("" if body.lstrip()[:1].isdigit() else body)
         else:
             return form("box").match(body) is not None or form("cell_code").match(body) is not None
@@ -52,21 +52,13 @@ class Traceback:
         return any(form("launcher").search(frame) for frame in self.frames)
 
     @property
-    def cut(self) -> tuple[str, bool]:
-        """What a traceback without its last line says, and whether its code raises an exception."""
-        if self.launchers:
-            return "", False
-        if raised := form("raises").search(self.place):
-            return f"{raised[1]}: {raised[3] or ''}", True
-        return self.place.partition(" | ")[2] or self.place, False
+    def raises(self) -> str:
+        """The exception that its last line of code raises, with its message."""
+        raised = form("raises").search(self.place)
+        return f"{raised[1]}: {raised[3] or ''}" if raised else ""
 
 
 def of_program(stack: str) -> str:
     """Return the last frame that is neither in an installed package nor in Python's standard library, else ""."""
     own = (frame for frame in reversed(stack.splitlines()) if "-packages/" not in frame)
     return next((frame[1:] for frame in own if not form("pythons_own").search(frame[1:])), "")
-
-
-def begins(body: str) -> bool:
-    """Return whether a log begins, or is cut, within a traceback at this line."""
-    return any(form(name).match(body) for name in ("frame", "cell_frame", "box_frame", "box_code"))

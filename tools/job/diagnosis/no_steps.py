@@ -12,7 +12,6 @@ from tools.job.snapshot import log_lines
 from tools.job.snapshot.log_lines import Line
 from tools.job.snapshot.snapshot import Snapshot
 
-# What scripts print that end with exit code 0 because they cannot train here.
 WORKED = 3  # lines with numbers of steps after a line that gives up: the program has continued
 COMMAND = 400  # characters of a command that tell what it does
 CUT = 400  # lines of a log that are read of a pod: a shorter log is whole

@@ -29,7 +29,11 @@ NO_GRADIENT = 10  # steps in a row without a gradient: finding a loss scale take
 LOW_USE = 0.1
 WAITS_FOR_DATA = 0.3  # of a step's time
 SLOWED = 0.7  # of the run's earlier speed
-VALUES = re.compile(r"\b((?:\w{1,20}_)?loss(?:_\w{1,20})?|(?:grad(?:ient)?[ _])?norm)\b['\"]?\s?[:=]\s?([-+\w.]{1,30})")
+# A loss or a norm with its value; the table of Ultralytics has the losses behind the memory.
+VALUES = re.compile(
+    r"(?i)\b((?:\w{1,20}[_ ])?loss(?:_\w{1,20})?|(?:grad(?:ient)?[ _])?norm)\b['\"]?(?:\s?[:=]\s?|\s)([-+\w.]{1,30})"
+)
+COLUMNS = re.compile(r"\b\d{1,6}/\d{1,6}\s{1,20}[\d.]{1,8}(G)\s{1,20}([-+\w.]{1,30})")
 SOCKET = re.compile(r"NCCL INFO (?:.{0,200}\b)?(?:NET/Socket|Using network Socket)", re.IGNORECASE)
 OFI = re.compile(r"NET/OFI.{0,200}Selected [Pp]rovider is efa|Using network (?:AWS Libfabric|OFI|Libfabric)")
 
@@ -97,9 +101,10 @@ def _finite(record: Record) -> bool:
 
 def lost_in_words(lines: Iterable[Line]) -> Iterator[Cause]:
     """The newest losses or gradients of a log in an unknown form are not finite."""
-    found = [(line, values) for line in lines if (values := VALUES.findall(line.text))]
+    found = [(line, *named[0]) for line in lines if (named := VALUES.findall(line.text) or COLUMNS.findall(line.text))]
     for number, name in ((LOST, "loss"), (NO_GRADIENT, "norm")):
-        last = [(line, value) for line, values in found for key, value in values[:1] if name in key][-number:]
+        is_norm = name == "norm"
+        last = [(line, value) for line, key, value in found if is_norm == key.lower().endswith("norm")][-number:]
         if len(last) == number and all(value.lower() in ("nan", "inf", "-inf") for _, value in last):
             evidence = [short(f"{line.pod}:{line.number}: {line.text.strip()}") for line, _ in last[-LOST:]]
             yield Cause("nan", Layer.FAILED, f"the {name} is no longer finite, and the run continues", evidence)
