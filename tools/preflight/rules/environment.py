@@ -17,16 +17,16 @@ ENGINE_MARK = r"\{\{[^{}\n]*+\}\}|\{%[^%\n]*+%\}"  # Helm, Jinja
 # <your-image>, but not a tokenizer's <pad>.
 BLANK_MARK = r"<(?!(?:s|pad|unk|mask|eos|bos|cls|sep)>)[A-Za-z][\w .:/-]{1,60}>"
 HELM_MARK = r"\{\{-?[ \t]*[.$][^{}\n]*+\}\}"
+# What stands in place of a value in any text: @@TAG@@, __TAG__, which is not a macro of a C compiler.
+SURE_MARK = r"@@\w++@@|\b(?-i:__(?!CUDA|NVCC|GNUC|STDC|FILE|LINE|FUNC)[A-Z][A-Z0-9_]*?__)\b"
 # A variable can hold the template of a chat, such as {{ messages }}.
-ENV_MARK = re.compile(f"(?<![$\\\\]){NAME_MARK}|{HELM_MARK}|{BLANK_MARK}")
-# What is written by hand in place of a value: {TAG}, @@TAG@@, %TAG%, __TAG__, YOUR_ACCOUNT.
-HAND_MARK = (
-    r"\{[A-Z][A-Z0-9_]*+\}|@@\w++@@|%[A-Z][A-Z0-9_]*+%|\b__[A-Z][A-Z0-9_]*?__\b|\b(?:YOUR|MY|INSERT)[-_][A-Z][\w-]*+"
-)
+ENV_MARK = re.compile(f"(?<![$\\\\]){NAME_MARK}|{HELM_MARK}|{BLANK_MARK}|{SURE_MARK}")
+# What is written by hand in place of a value: {TAG}, %TAG%, YOUR_ACCOUNT.
+HAND_MARK = rf"\{{[A-Z][A-Z0-9_]*+\}}|{SURE_MARK}|%[A-Z][A-Z0-9_]*+%|\b(?:YOUR|MY|INSERT)[-_][A-Z][\w-]*+"
 FIELD_MARK = re.compile(f"(?<![$\\\\]){NAME_MARK}|{ENGINE_MARK}|{BLANK_MARK}|{HAND_MARK}")
 OBJECT_MARK = re.compile(rf"\$\{{[A-Za-z_][^{{}}]*+\}}|{ENGINE_MARK}")
-WORD_MARK = re.compile(f"{NAME_MARK}|{ENGINE_MARK}")
-UPPER_MARK = r"(?-i:<[A-Z]+[-_][A-Z0-9_-]{1,60}>)"  # <BUCKET_NAME>
+WORD_MARK = re.compile(f"{NAME_MARK}|{ENGINE_MARK}|{SURE_MARK}")
+UPPER_MARK = rf"(?-i:<[A-Z]+[-_][A-Z0-9_-]{{1,60}}>)|{SURE_MARK}"  # <BUCKET_NAME>
 SCRIPT_MARK = re.compile(
     rf"\{{\{{[ \t]*+[.$]?[A-Za-z_][\w.]*+[ \t]*+\}}\}}|<(?:your|my|insert)[-_ ][\w -]{{1,60}}>|{UPPER_MARK}", re.I
 )
