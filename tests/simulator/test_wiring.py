@@ -438,6 +438,34 @@ def test_pods_without_a_launcher_are_unknown_where_they_may_train(
     assert given.state is State.FAIL
 
 
+@pytest.mark.parametrize(("others", "known"), [("sleep", False), ("none", True)])
+def test_a_program_beside_pods_that_hold_gpus_and_wait_is_unknown(others: str, known: bool) -> None:
+    def replicated(name: str, command: list[str], count: int) -> dict[str, Any]:
+        container = {"name": "main", "image": "a", "command": command, "resources": {"limits": {"nvidia.com/gpu": 8}}}
+        template = {"spec": {"containers": [container], "restartPolicy": "Never"}}
+        return {"name": name, "template": {"spec": {"parallelism": count, "completions": count, "template": template}}}
+
+    jobs = [replicated("leader", ["python", "train.py"], 1)]
+    jobs += [replicated("worker", ["sleep", "infinity"], 3)] if others == "sleep" else []
+    item = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "a"}}
+    job = kinds.of({**item, "spec": {"replicatedJobs": jobs}})
+    assert job is not None
+    verdict = wiring.unseen(job)
+    assert (verdict is None) is known
+    assert verdict is None or (verdict.state, "worker: 3 pods" in str(verdict.evidence)) == (State.CANNOT_TELL, True)
+
+
+def test_indices_that_start_when_others_have_ended_do_not_train_with_them() -> None:
+    item = copy.deepcopy(beds.JOB)
+    item["spec"] |= {"parallelism": 2, "completions": 3, "completionMode": "Indexed"}
+    container = item["spec"]["template"]["spec"]["containers"][0]
+    container["command"] = ["torchrun", "--nnodes=2", "--node-rank=$(JOB_COMPLETION_INDEX)", "a.py"]
+    job = kinds.of(item)
+    assert job is not None
+    found = wiring.analyse(job).verdict
+    assert (found.state, "start when pods have ended" in found.summary) == (State.FAIL, True)
+
+
 def test_a_program_that_takes_its_rendezvous_by_options_is_unknown(make_job: Job) -> None:
     words = ["python", "train.py", "--dist-url", "tcp://mnist-worker-0:23456"]
     found = analysed(make_job(command=words, elastic=False))

@@ -73,28 +73,31 @@ def analyse(job: Workload, given: Given | None = None) -> Analysis:
 def unseen(job: Workload, given: Given | None = None) -> Verdict | None:
     """Return the verdict on a job in which no launcher is seen, None if its pods cannot be one training.
 
-    It is CANNOT TELL where several pods start programs that may train, or one with GPUs starts a program of
-    its image. With a launcher in what is given, the verdict is that of `analyse`.
+    It is CANNOT TELL where several pods start programs that may train, where one does and others with GPUs
+    only wait, and where one with GPUs starts a program of its image. With a launcher in what is given, the
+    verdict is that of `analyse`.
     """
     given = given or Given()
     shown: dict[str, str] = {}
-    count, opaque = 0, False
+    count, waiting, opaque = 0, 0, False
     try:
         pods = job.pods()
         for pod in {pod.role: pod for pod in reversed(pods)}.values():
             reading = _read(pod, Hosts(job, pods), given)
             if isinstance(reading, Launch) and reading.torchrun is not None:
                 return analyse(job, given).verdict
-            if isinstance(reading, str) or not reading.idle:
-                same = sum(one.role == pod.role for one in pods)
-                count += same
+            same = sum(one.role == pod.role for one in pods)
+            idle = isinstance(reading, Launch) and reading.idle
+            waiting += same if idle and gpus(pod) else 0
+            if not idle or gpus(pod):
+                count += 0 if idle else same
                 named = isinstance(reading, Launch) and not reading.unknown
-                opaque = opaque or (not named and gpus(pod) > 0)
+                opaque = opaque or (not idle and not named and gpus(pod) > 0)
                 text = reading if isinstance(reading, str) else reading.shown[:LONGEST_SHOWN]
                 shown[pod.role] = f"{pod.role}: {output.count(same, 'pod')}: {mask(text)}"
     except NO_PODS as problem:
         return Verdict(State.CANNOT_TELL, f"the pods are not known: {str(problem)[:80]}", [_made_by(job)])
-    if count < 2 and not opaque:
+    if count + (waiting if count else 0) < 2 and not opaque:
         return None
     reason = "no launcher is seen: whether the pods train as one job is not known"
     remedy = f"give --command or --image-config, or {job.to_meet}"
@@ -149,6 +152,10 @@ def _pods(job: Workload) -> list[Pod]:
 def _judge(nodes: Sequence[Node], job: Workload) -> None:
     """Raise a Finding where the nodes cannot become one world."""
     remedy = job.to_meet
+    late = next((role for role in job.roles if job.of_batch and role.most > role.replicas), None)
+    if late:
+        reason = f"{late.most} indices, of which {late.replicas} run at a time: the others start when pods have ended"
+        raise Finding(reason, "parallelism must be the number of completions")
     _judge_processes(nodes)
     count = len(nodes)
     meetings = {node.meeting for node in nodes}

@@ -124,7 +124,8 @@ class IndexedJob(Workload):
         count = parallel(self.spec)
         policy = str(template["spec"].get("restartPolicy") or "Never")
         trains = launches(template, self.manifests)
-        return [Role("pod", "spec.template", count, count, template, policy, trains)]
+        most = max(count, int(self.spec.get("completions") or 0)) if indexed(self.spec) else count
+        return [Role("pod", "spec.template", count, most, template, policy, trains)]
 
     def _write_replicas(self, place: int, count: int) -> None:
         self.spec.update(parallelism=count, completions=count)

@@ -35,7 +35,8 @@ class Role:
     """One group of equal pods.
 
     `path` is the path of the pod template in the workload's `item`, and `template` its content (metadata and
-    spec). `replicas` is the number of pods, `most` the number that elasticity may raise it to.
+    spec). `replicas` is the number of pods, `most` the number that elasticity may raise it to; in an
+    Indexed Job the number of its indices, also of those that start when other pods have ended.
     `restart_policy` is the one that is effective for the pods. `trains` says whether the pods are ranks of
     the training: an initializer's are not.
     """
