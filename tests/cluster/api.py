@@ -176,6 +176,12 @@ def _good(status: int, answer: Any) -> Any:
     return answer
 
 
+def listens(path: Path) -> bool:
+    """Return whether a server accepts connections at a Unix socket. The file is there a moment earlier."""
+    with socket.socket(socket.AF_UNIX) as one:
+        return one.connect_ex(str(path)) == 0
+
+
 def proxy(kubectl: Path, kubeconfig: Path) -> Path:
     """Start a proxy that ends with this process and return its socket. Raises KubectlError."""
     folder = Path(tempfile.mkdtemp(prefix="trainyard-api-"))
@@ -185,7 +191,7 @@ def proxy(kubectl: Path, kubeconfig: Path) -> Path:
         process = processes.start(words, None, folder, file, file)
     atexit.register(_end, process, folder)
     deadline = time.monotonic() + START_SECONDS
-    while not path.exists():
+    while not listens(path):
         if process.poll() is not None or time.monotonic() > deadline:
             raise KubectlError(f"kubectl proxy: {log.read_text(errors='replace').strip()}")
         time.sleep(0.01)

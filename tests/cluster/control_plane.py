@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from tests.cluster.api import listens
 from tests.cluster.build import Programs
 from tests.cluster.kube import Kube, condition
 from tests.cluster.pki import Pki
@@ -194,7 +195,7 @@ class ControlPlane:
         """Start the proxy through which tests use the API server, and return its socket."""
         path = self.sandbox.root / "api"
         words = ("proxy", f"--kubeconfig={self.pki.path('admin.kubeconfig')}", f"--unix-socket={path}")
-        self._wait("kubectl proxy", path.exists, self._start("kubectl", *words))
+        self._wait("kubectl proxy", lambda: listens(path), self._start("kubectl", *words))
         return path
 
     def operator_manifests(self) -> str:
