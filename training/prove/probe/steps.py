@@ -181,6 +181,8 @@ class Steps:
             return
         self.probe.step += 1
         self._finish(optimizer, before)
+        if self.probe.fault.kind == "hang" and self.probe.fault.step == self.probe.step:
+            self.probe.safe("collectives")(self.world.shorten)()
         faults.after_step(self.probe)
 
     def _look_before(self, optimizer: Any) -> None:

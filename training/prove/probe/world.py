@@ -11,7 +11,7 @@ from .. import records
 from . import random_state
 from .state import Probe
 
-SHORT_SECONDS = 20.0
+SHORT_SECONDS = 5.0  # a launcher may then wait 30 s for ranks that do not end on SIGTERM
 DEFAULT_SECONDS = 1800.0  # of gloo; torch.distributed.constants.default_pg_timeout
 
 
@@ -22,6 +22,7 @@ class World:
         self.probe = probe
         self.timeout = 0.0
         self.shortened = False
+        self._limited: list[Any] = []  # groups with a time-out of the script's own
         self._last: tuple[int, int] | None = None
         self._count: int | None = None
         self._record = probe.safe("collectives")(self._write)
@@ -41,12 +42,8 @@ class World:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(*args, **kwargs) if self._short(signature, args, kwargs, default) else None
-            if given is not None:
-                given.arguments["timeout"] = datetime.timedelta(seconds=SHORT_SECONDS)
-                result = function(*given.args, **given.kwargs)
-            else:
-                result = function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            self.probe.safe("collectives")(self._made)(signature.bind(*args, **kwargs), result, default)
             if default:
                 random_state.seed_late(self.probe, self.probe.rank)
             self._record()
@@ -54,20 +51,24 @@ class World:
 
         return call
 
-    def _short(self, signature: inspect.Signature, args: Any, kwargs: Any, default: bool) -> bool:
-        """Note the script's own time-out. Return whether it is shortened, when a rank will hang: only a set one.
-
-        Frameworks set the default of torch where their user sets none.
-        """
-        try:
-            set_to = signature.bind(*args, **kwargs).arguments.get("timeout")
-        except TypeError:
-            return False
+    def _made(self, given: inspect.BoundArguments, result: Any, default: bool) -> None:
+        """Note the time-out that the script gave to a group. Frameworks give torch's own where their user sets none."""
+        set_to = given.arguments.get("timeout")
         seconds = set_to.total_seconds() if isinstance(set_to, datetime.timedelta) else 0.0
-        short = self.probe.fault.kind == "hang" and seconds > SHORT_SECONDS and seconds != DEFAULT_SECONDS
         if default:
-            self.timeout, self.shortened = seconds, short
-        return short
+            self.timeout = seconds
+        if seconds > SHORT_SECONDS and seconds != DEFAULT_SECONDS:
+            self._limited.append(self.probe.distributed.group.WORLD if default else result)
+
+    def shorten(self) -> None:
+        """Shorten the time-outs that the script has set, before a rank hangs."""
+        module = self.probe.distributed.distributed_c10d
+        change = getattr(module, "set_timeout", None) or module._set_pg_timeout
+        for group in self._limited:
+            if group in module._world.pg_map:
+                change(datetime.timedelta(seconds=SHORT_SECONDS), group)
+                self.shortened, self._last = True, None
+        self._record()
 
     def _write(self) -> None:
         """Write a World event when the world is another one than before."""
