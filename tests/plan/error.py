@@ -1,6 +1,6 @@
 """The planner's error: each source of tools/facts/runs.yaml predicted by constants fitted to the others.
 
-`make plan-error` prints the table of docs/planning.md and the constants of tools/facts/cards.yaml. Other rows, in the
+`make plan-error` prints the tables of docs/planning.md and the constants of tools/facts/cards.yaml. Other rows, in the
 form of runs.yaml, are measured with the constants of cards.yaml: `python -m tests.plan.error FILE`.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import yaml  # type: ignore[import-untyped]
 
+from tests.plan import memory
 from tools.plan import speed
 from tools.plan.layout import CARDS, FITTED, Layout, Machine, Shape, with_defaults
 
@@ -151,6 +152,7 @@ def main(arguments: Sequence[str]) -> None:
         print("fitted to all rows:")
         for name, value in fit(rows).items():
             print(f"  {name}: {value:.3g}")
+        print(memory.table(memory.read()))
 
 
 if __name__ == "__main__":

@@ -1,51 +1,29 @@
-"""The planned memory beside what ranks of the trainer allocate on this machine."""
+"""The planned memory beside what ranks of the trainer allocate: the cases of memory.yaml."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import statistics
 
 import pytest
 
-from tools.core import repo
-from tools.plan.memory import GIB, INTERPRETER, Room, estimate
-from training.config import load_texts
+from tests.plan import memory
 
-MODEL = """
-model: {{architecture: llama, vocab_size: 8192, hidden_size: 512, intermediate_size: 1536, num_hidden_layers: 6,
-        num_attention_heads: 8, num_key_value_heads: 4}}
-sequence_length: 512
-data: {{source: /shared/text}}
-train: {{seed: 7, steps: 20, global_batch_size: {batch}, learning_rate: 1.0e-2, eval_every: 10, eval_sequences: 8}}
-"""
+CASES = memory.read()
+AGAIN = ("ddp, fp32", "fsdp, bf16, compiled, full", "1B, hsdp")
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_planned_memory_is_near_the_measured(used: bool) -> None:
+    errors = [one.error for one in CASES if one.used is used]
+    assert len(errors) > 5
+    assert statistics.median(map(abs, errors)) <= 0.03
+    assert max(errors) <= 0.08
+    assert min(errors) >= -0.04
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("sharding", "precision", "compiled"),
-    [("ddp", "fp32", "off"), ("ddp", "bf16", "off"), ("fsdp", "fp32", "off"), ("fsdp", "bf16", "off"),
-     ("fsdp", "bf16", "on")],
-)  # fmt: skip
-def test_planned_memory_is_what_two_ranks_allocate(sharding: str, precision: str, compiled: str) -> None:
-    texts = {
-        "model": MODEL.format(batch=8),
-        "hardware": f"device: {{type: cpu, precision: {precision}, attention: sdpa, compile: '{compiled}'}}",
-        "cell": f"parallel: {{micro_batch_size: 4, sharding: {sharding}}}\ncheckpoint: {{every: 5}}",
-    }
-    words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tests.plan.peak")
-    environment = {**os.environ, "CONFIG": json.dumps(texts), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *words],
-        env=environment,
-        cwd=repo.root(),
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=True,
-    )
-    measured = int(done.stdout.split()[-1])
-    config = load_texts({name: (name, text) for name, text in texts.items()})
-    planned = estimate(config, 1, Room(2, 3 * GIB, "process")).needed - INTERPRETER
-    assert 0.97 <= planned / measured <= 1.08
+@pytest.mark.parametrize("name", AGAIN)
+def test_the_measured_bytes_are_measured_again(name: str) -> None:
+    (case,) = (one for one in CASES if one.name == name)
+    ((_, nbytes),) = memory.measure([case])
+    assert nbytes == pytest.approx(case.measured, rel=0.02)

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
 import statistics
+import subprocess
+import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from tests.plan import error
 from tools import cli
 from tools.cells import matrix
-from tools.cells.memory import room_on
+from tools.cells.memory import room_of, room_on
+from tools.cli.plan import _shown
 from tools.core import repo
 from tools.facts.instances import INSTANCES
-from tools.plan import calibrate, speed
+from tools.plan import calibrate, search, speed
 from tools.plan.layout import CARDS, FITTED, Layout, Machine, Shape
-from tools.plan.outlook import Plan, Run
-from tools.plan.search import front
+from tools.plan.outlook import Plan, Run, on_instance
 from training.device.peaks import card_peak
 
 ROOT = repo.root()
 ROWS = error.read()
 LLAMA = Shape(4096, 14336, 32, 32, 8, 128256)
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+users: [{name: u, user: {}}]
+current-context: c
+"""
 H100 = Machine(CARDS["H100"], 400e9, "EFA")
 
 
@@ -105,15 +120,63 @@ def test_young_and_daly() -> None:
     assert (Plan(best).ettr or 0) > plan.ettr
 
 
-def test_the_front_has_no_plan_that_another_beats() -> None:
+def test_the_front_is_what_brute_force_finds() -> None:
+    """Every combination is planned here once more: the front is those that no other beats in time or cost."""
     machines = [(INSTANCES[name], room_on(INSTANCES[name])) for name in ("p5.48xlarge", "p4d.24xlarge")]
-    plans = front(run(), machines, budget=None, hours=None)
-    pairs = [(plan.hours[0], plan.cheapest) for plan in plans if plan.hours and plan.cheapest]
-    assert len(plans) == len(pairs) > 1
-    assert pairs == sorted(pairs)
-    assert [cost for _, cost in pairs] == sorted((cost for _, cost in pairs), reverse=True)
-    assert all(plan.memory.fits for plan in plans)
-    assert front(run(), machines, budget=1, hours=None) == []
+    base, tried = run(), product(machines, search.NODES, search.MICRO, search.RECOMPUTE, (0, 1))
+    pairs = set()
+    for (instance, room), nodes, micro, recompute, replicas in tried:
+        with contextlib.suppress(ValueError):  # the ranks cannot share the batch
+            shard = {"shard": 1} if replicas else {}
+            other = on_instance(base, instance, nodes, room, micro=micro, recompute=recompute, **shard)
+            every = round((Plan(other).best_interval_s or 3600) / (Plan(other).step_s or 1))
+            plan = Plan(replace(other, save_every=min(max(1, every), other.steps)))
+            if plan.memory.fits and plan.hours and plan.cheapest:
+                pairs.add((plan.hours[0], plan.cheapest))
+    best = {one for one in pairs if not any(a <= one[0] and b <= one[1] and (a, b) != one for a, b in pairs)}
+    plans = search.front(base, machines, budget=None, hours=None)
+    assert [(plan.hours[0], plan.cheapest) for plan in plans if plan.hours] == sorted(best)
+    assert len(best) > 1
+    assert search.front(base, machines, budget=1, hours=None) == []
+
+
+def test_a_found_plan_is_a_cell_of_the_same_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lines for overlays/matrix.yaml are read, written as a cell, rendered and judged."""
+    assert cli.invoke(["plan", "search", "mixtral-8x7b", "--gpus", "p5,p5e", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    shutil.copytree(ROOT / "overlays", tmp_path / "overlays")
+    shutil.copytree(ROOT / "base", tmp_path / "base")
+    path = tmp_path / "overlays/matrix.yaml"
+    table = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for one in found:
+        ((hardware, models),) = yaml.safe_load(one["cell"]).items()
+        table["cells"].setdefault(hardware, {}).update(models)
+        path.write_text(yaml.safe_dump(table, sort_keys=False), encoding="utf-8")
+        cell = next(cell for cell in matrix.read(tmp_path).cells if cell.name == f"{hardware}/mixtral-8x7b")
+        room = room_of(tmp_path, cell)
+        plan = Plan(Run.of("x", matrix.configuration(tmp_path, cell), cell.nodes, room, cell.instance))
+        assert plan.step_s == pytest.approx(one["step_s"])
+        assert plan.memory.needed == one["memory"]["needed"] <= room.nbytes
+    matrix.sync(tmp_path)
+    assert cli.invoke(["preflight", str(tmp_path / "overlays" / hardware / "mixtral-8x7b")]) == 0
+    assert "will it train: PASS" in capsys.readouterr().out
+
+
+def test_a_submission_asks_on_a_terminal(tmp_path: Path) -> None:
+    """A real terminal: the plan is one small table, and `no` submits nothing."""
+    outer, inner = os.openpty()
+    words = [str(Path(sys.executable).with_name("yard")), "job", "submit", "p5/llama-3-1-8b"]
+    (tmp_path / "config").write_text(KUBECONFIG, encoding="utf-8")
+    environment = {**os.environ, "KUBECONFIG": str(tmp_path / "config")}
+    with subprocess.Popen(words, cwd=ROOT, env=environment, stdin=inner, stderr=subprocess.PIPE, text=True) as running:
+        os.write(outer, b"no\n")
+        _, said = running.communicate(timeout=120)
+    assert running.returncode == 2
+    heads, row = said.splitlines()[:2]
+    assert heads.split() == ["job", *" ".join(_shown.HEADS).split()]
+    assert row.startswith("p5-llama-3-1-8b-train  4 x p5en.48xlarge  32 ")
+    assert "submit it? yes/no" in said
+    assert "nothing was submitted" in said
 
 
 def test_calibration_explains_the_run_and_is_kept(tmp_path: Path) -> None:
@@ -126,6 +189,22 @@ def test_calibration_explains_the_run_and_is_kept(tmp_path: Path) -> None:
     assert again == pytest.approx(1.2 * plan.step_s, rel=0.01)
     calibrate.keep(tmp_path / "facts.yaml", plan, name, value, "a run")
     assert f"{name}: {value}" in (tmp_path / "facts.yaml").read_text(encoding="utf-8")
+
+
+BAR = " {n}%|##        | {n}/60 [00:{n}<02:35,  2.10s/it]"
+LOGS = {  # as a real run of transformers 5 prints them, and torchtitan
+    "hf.log": BAR + "\r" + BAR + "{{'loss': '7.684', 'grad_norm': '1.759', 'epoch': '0.{n}'}}",
+    "titan.log": "[titan] 2026-11-25 10:00:{n},000 - root - INFO - step: {n}  loss: 8.1  tps: 7,802  mfu: 38.5%",
+}
+
+
+@pytest.mark.parametrize(("name", "more"), [("hf.log", []), ("titan.log", ["--per-device"])])
+def test_calibrates_from_the_logs_of_others(
+    name: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text("\n".join(LOGS[name].format(n=n) for n in range(10, 30)), encoding="utf-8")
+    assert cli.invoke(["plan", "calibrate", str(tmp_path / name), "p5/llama-3-1-8b", "--dry-run", *more]) == 0
+    assert "15 steps of 2.1 s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

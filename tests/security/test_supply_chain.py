@@ -29,7 +29,10 @@ LOCKS = sorted(
 )
 # No registry could be asked for its digest. docs/images.md says how to give it.
 BASES_WITHOUT_DIGEST = {"public.ecr.aws/neuron/pytorch-training-neuronx"}
-WRITES = {("codeql.yml", "analyze"): {"contents": "read", "security-events": "write"}}
+WRITES = {
+    ("codeql.yml", "analyze"): {"contents": "read", "security-events": "write"},
+    ("plan.yml", "diff"): {"contents": "read", "pull-requests": "write"},
+}
 
 
 def load(path: Path) -> Any:

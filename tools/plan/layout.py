@@ -137,7 +137,7 @@ class Layout:
     sequence: bool = True  # whether ranks of `tensor` also divide what lies between the products, by tokens
     recompute: str = "none"  # none, selective, selective-layer, full
     kernels: str = "compiled"  # compiled, eager
-    attention: str = "flash2"  # eager, flash2, flash3
+    attention: str = "flash2"  # eager, sdpa (with a mask), flash2, flash3
     precision: str = "bf16"  # bf16, fp8, fp8-rowwise, fp8-te, fp32
     trained: int | None = None  # parameters that are trained, if not all; the rest is frozen
     rank: int = 0  # of the adapters
@@ -149,6 +149,7 @@ class Layout:
     # logits, their logarithm and its gradient in fp32 (12). A loss that is compiled alone lies between.
     logit: int = 10
     chunk: int = 0  # tokens whose logits exist at once; 0: all
+    masked: int = 0  # words of a sequence that are predicted, in BERT; 0: all
     offload: bool = False  # weights and the optimizer's state stay on the host
 
     @classmethod
@@ -169,10 +170,15 @@ class Layout:
             gathers=1 if (small if reshard == "auto" else not reshard) else 2, sync_each=not small,
             recompute=keys["activation_checkpointing"], kernels="eager" if device.compile == "off" else "compiled",
             logit=12 if device.compile == "off" else 8 if device.precision == "fp32" else 4,
-            attention="eager" if plain else "flash2", precision="fp32" if device.precision == "fp32" else "bf16",
+            attention="eager" if plain else "sdpa" if device.type == "cpu" else "flash2",
+            precision="fp32" if device.precision == "fp32" else "bf16",
             reduced=HALF if keys["reduce_precision"] == "bf16" else FULL,
             moments=2 * (HALF if config.train.moment_precision == "bf16" else FULL),
-            chunk=_chunk(config, LOGITS_OF_A_CHUNK[device.type == "cpu"]), offload=keys["offload"] == "cpu",
+            chunk=0 if config.model.bert else chunk_size(
+                config.parallel.micro_batch_size * config.sequence_length, config.model.vocab_size, device.type == "cpu"
+            ),
+            offload=keys["offload"] == "cpu",
+            masked=config.masking.most if config.masking else 0,
             trained=None if lora is None else counting.trainable_parameters(config.model, lora),
             rank=lora.rank if lora else 0,
             targets=sum(sum(shapes[name]) for name in lora.target_modules) if lora else 0,
@@ -182,6 +188,11 @@ class Layout:
     def tokens(self) -> int:
         """Tokens of a rank and pass."""
         return self.micro * self.length // self.context
+
+    @property
+    def predicted(self) -> int:
+        """Tokens of a rank and pass whose words are predicted."""
+        return self.micro * self.masked or self.tokens
 
     @property
     def replicas(self) -> int:
@@ -203,13 +214,12 @@ class Layout:
         return self.tensor * self.pipeline
 
 
-def _chunk(config: Config, logits: int) -> int:
+def chunk_size(tokens: int, words: int, on_a_cpu: bool) -> int:
     """Return the tokens of a chunk of the loss, as training/models/head.py chooses them; 0 for all of them."""
-    tokens = config.parallel.micro_batch_size * config.sequence_length
-    most = max(1, logits // config.model.vocab_size)
+    most = max(1, LOGITS_OF_A_CHUNK[on_a_cpu] // words)
     even = divisor_near(tokens, most)
     size = even if 2 * even >= min(most, tokens) else most
-    return 0 if size >= tokens or config.model.bert is not None else size
+    return 0 if size >= tokens else size
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ GIB, MIB = 2**30, 2**20
 CARDS = ("GPU", "core")
 LIBRARIES = int(1.5 * GIB)  # a CUDA or Neuron context, kernels, buffers of the collectives
 FRAGMENTATION = 0.05  # of the device: what the allocator cannot use
+GATHERED = 2  # blocks whose weights exist at once: the one that computes and the next
 INTERPRETER = int(0.9 * GIB)  # a process on a CPU: Python, torch, transformers, the compiler's results
 
 
@@ -47,15 +48,15 @@ class Term:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The need of one process: `steady` terms always, and the larger of the two `peaks`."""
+    """The need of one process: `steady` terms always, and the largest of the `moments` of a step."""
 
     steady: tuple[Term, ...]
-    peaks: tuple[tuple[Term, ...], tuple[Term, ...]]
+    moments: tuple[tuple[Term, ...], ...]
     room: Room
 
     @property
     def needed(self) -> int:
-        return _sum(self.steady) + max(_sum(peak) for peak in self.peaks)
+        return _sum(self.steady) + max(map(_sum, self.moments))
 
     @property
     def fits(self) -> bool:
@@ -64,12 +65,12 @@ class Estimate:
     @property
     def terms(self) -> tuple[Term, ...]:
         """The terms whose sum is `needed`."""
-        return self.steady + max(self.peaks, key=_sum)
+        return self.steady + max(self.moments, key=_sum)
 
     @property
     def left_out(self) -> tuple[Term, ...]:
-        """The terms of the smaller peak, which occurs at another time."""
-        return min(self.peaks, key=_sum) if self.peaks[0] != self.peaks[1] else ()
+        """The terms of the other moments."""
+        return tuple(dict.fromkeys(term for one in self.moments for term in one if term not in self.terms))
 
     def summary(self) -> str:
         return f"{self.needed / GIB:.1f} GiB a {self.room.what} needed, {self.room.nbytes / GIB:.1f} there"
@@ -86,19 +87,20 @@ def estimate(config: Config, nodes: int, room: Room) -> Estimate:
 def of_layout(shape: Shape, layout: Layout, room: Room) -> Estimate:
     """Return what each process of a layout needs."""
     need = _Need(shape, layout)
+    # A shard's gradients exist from the first exchange on; those of a replica stay in their buckets. On a card they
+    # are made in the stream of the exchange, whose memory the allocator does not give to the others.
     on_card = room.what in CARDS
-    # A shard's gradients exist from the first exchange on; those of a replica stay in their buckets. On a card the
-    # allocator keeps their memory reserved from one step to the next, and that of a block that is computed again.
-    early = layout.shard == 1 or (layout.sync_each and layout.accumulation > 1) or on_card
-    whole, block, gradients = layout.recompute == "none", need.block(), need.gradients()
+    early = on_card or (layout.shard == 1 and layout.gpus > 1) or (layout.sync_each and layout.accumulation > 1)
+    gradients, gathered = need.gradients(), need.copies()
     steady = [need.weights(), need.optimizer(), *([gradients] if early else [])] if not layout.offload else []
-    steady += [need.copies(), need.accumulated(), need.kept(), headroom(room)]
-    during = [need.logits(), block] if on_card else [max(need.logits(), block, key=lambda term: term.nbytes)]
-    later = [need.exchange(), *([] if early else [gradients])]
-    (during if whole else steady).append(need.activations())
-    parts = (tuple(term for term in terms if term.nbytes) for terms in (steady, during, later))
-    kept, first, second = parts
-    return Estimate(kept, (first, second), room)
+    forward = [gathered, need.accumulated(), need.activations()]
+    head = need.head_gradient()
+    loss = [*forward, need.last_norm(), need.logits()]
+    loss += [head] if layout.kernels == "compiled" and not layout.chunk else []
+    backward = [*forward, head, need.block(), need.sent()]
+    exchange = [need.exchange(), *([] if early or layout.offload else [need.gradients(blocks=True)])]
+    moments = loss, backward, exchange
+    return Estimate(_some([*steady, headroom(room)]), tuple(map(_some, moments)), room)
 
 
 def headroom(room: Room) -> Term:
@@ -144,9 +146,21 @@ class _Need:
         shape, experts = self.shape, self.shape.experts
         each = shape.layers * shape.expert
         if experts == 1 or count < each:
-            return count * width // ranks // self.layout.model_ranks
+            table = self._table if count == self.total else 0
+            return ((count - table) // self.layout.model_ranks + table) * width // ranks
         most = -(-experts // ranks)
         return ((count - each) * width // ranks + each * most // experts * width) // self.layout.model_ranks
+
+    @property
+    def _table(self) -> int:
+        """Parameters that ranks of `tensor` do not divide: the trainer's table of tokens."""
+        undivided = self.layout.tensor > 1 and not self.layout.sequence
+        return self.shape.vocab * self.shape.hidden if undivided else 0
+
+    @property
+    def _outer(self) -> int:
+        """Parameters outside the blocks, of one rank of `tensor`."""
+        return (self.shape.outer - self._table) // self.layout.tensor + self._table
 
     def _divided(self, ranks: int) -> str:
         whole = self.shape.experts > 1 and self.shape.experts % ranks
@@ -160,10 +174,12 @@ class _Need:
         how = f"({_billions(self.trained)} x {layout.weight} B{base}) / {self._divided(layout.shard)}"
         return Term("weights", nbytes, how)
 
-    def gradients(self) -> Term:
+    def gradients(self, blocks: bool = False) -> Term:
+        """The rank's share of all gradients, or of those of the blocks alone."""
         layout = self.layout
-        how = f"{_billions(self.trained)} x {layout.weight} B / {self._divided(layout.shard)}"
-        return Term("gradients", self._held(self.trained, layout.weight, layout.shard), how)
+        count = self.trained - self.shape.outer * (blocks and layout.trained is None)
+        how = f"{_billions(count)} x {layout.weight} B / {self._divided(layout.shard)}"
+        return Term("gradients", self._held(count, layout.weight, layout.shard), how)
 
     def optimizer(self) -> Term:
         layout = self.layout
@@ -180,11 +196,12 @@ class _Need:
             count = 0 if layout.precision == "fp32" else self.trained
             return Term("bf16 copies", HALF * count // ranks, f"{_billions(count)} x {HALF} B, kept by autocast")
         if layout.gathers == 1:
-            how = f"{_billions(self.total)} x {self.width} B, gathered and kept"
-            return Term("gathered weights", self.width * self.total // ranks, how)
-        outer, block = _billions(shape.outer), _billions(shape.block)
-        how = f"({outer} outside the blocks + 2 blocks of {block}) x {self.width} B, gathered"
-        return Term("gathered weights", self.width * (shape.outer + 2 * shape.block) // layout.tensor, how)
+            count = (self.total - self._table + shape.block) // ranks + self._table
+            how = f"{_billions(count)} kept, one block twice, x {self.width} B, gathered"
+            return Term("gathered weights", self.width * count, how)
+        outer, block = self._outer, shape.block // layout.tensor
+        how = f"({_billions(outer)} outside the blocks + {GATHERED} blocks of {_billions(block)}) x {self.width} B"
+        return Term("gathered weights", self.width * (outer + GATHERED * block), how)
 
     def accumulated(self) -> Term:
         """FSDP2 without exchange between micro batches keeps whole gradients, in the exchange's precision."""
@@ -194,53 +211,79 @@ class _Need:
         how = f"{_billions(self.trained)} x {FULL} B, whole until the last of {layout.accumulation} micro batches"
         return Term("accumulated gradients", FULL * self.trained // layout.model_ranks, how)
 
-    def kept(self) -> Term:
-        """The buffer of the last exchange, that of the embeddings and the head, which FSDP2 keeps until the next."""
-        outer = self.shape.outer if self.layout.shard > 1 and self.layout.trained is None else 0
-        how = f"{_billions(outer)} outside the blocks x {self.layout.reduced} B, kept from the last exchange"
-        return Term("exchange buffer", self.layout.reduced * outer // self.layout.tensor, how)
+    @property
+    def _each(self) -> int:
+        """Bytes that a block keeps of a token."""
+        stream, how = self._stream(), self.layout.recompute
+        if how == "selective":
+            return self._selected()
+        return 0 if how == "offload" else stream + int(_kept_share(how) * (self._whole() - stream))
 
     def activations(self) -> Term:
         """What all blocks keep for their backward pass."""
         layout, layers = self.layout, self.shape.layers // self.layout.pipeline
-        kept, share = self._stream(), _kept_share(layout.recompute)
-        if layout.recompute == "offload":
-            layers, kept = min(layers, 2), self._whole()
-        elif layout.recompute == "selective":
-            kept = self._selected()
-        else:
-            kept += int(share * (self._whole() - kept))
-        how = f"{layout.tokens:,} tokens x {layers} layers x {kept:,} B"
-        return Term("activations", layout.tokens * layers * kept, how)
+        how = f"{layout.tokens:,} tokens x {layers} layers x {self._each:,} B"
+        return Term("activations", layout.tokens * layers * self._each, how)
 
     def block(self) -> Term:
-        """The block that is computed again in the backward pass."""
-        layout, whole = self.layout, self._whole()
-        again = layout.recompute not in ("none", "offload")
-        how = f"{layout.tokens:,} tokens x {whole:,} B"
-        return Term("recomputed block", layout.tokens * whole * again, how)
+        """The block whose backward pass runs: what is computed again, and the gradients of its MLP's values."""
+        layout, shape, whole = self.layout, self.shape, self._whole()
+        inner = self.width * shape.chosen * shape.inner // layout.tensor
+        kept = self._selected() - self._stream() - self.width * shape.hidden // layout.tensor
+        known = {"none": 0, "selective": whole - kept, "offload": 4 * inner}
+        again, moved = known.get(layout.recompute, whole), 2 * inner
+        how = f"{layout.tokens:,} tokens x ({again:,} B computed again or fetched + {moved:,} B of gradients)"
+        return Term("backward pass of a block", layout.tokens * (again + moved), how)
+
+    def last_norm(self) -> Term:
+        """What the norm before the head keeps, its input in fp32 and the normalised values; in BERT the embeddings'."""
+        each = FULL + self.width if self.shape.causal else 3 * FULL
+        width = each * self.shape.hidden * (self.layout.recompute != "offload")
+        how = f"{self.layout.tokens:,} tokens x {width:,} B"
+        return Term("last norm", self.layout.tokens * width, how)
 
     def logits(self) -> Term:
-        layout, vocabulary = self.layout, self.shape.vocab
-        width, tokens = layout.logit, layout.chunk or layout.tokens
-        how, nbytes = f"{tokens:,} tokens x {vocabulary:,} x {width} B", tokens * vocabulary * width
-        if layout.chunk:  # the forward pass leaves both gradients behind
-            head = 0 if layout.trained is not None else vocabulary * (FULL + self.width)
-            nbytes += self.shape.hidden * (head + layout.tokens * self.width)
-            how = f"a chunk of {how}, and the gradients of the head and of its inputs"
-        return Term("logits", nbytes // layout.tensor, how)
+        """All logits at once, or a chunk's: its fp32 values, or its product that the head's gradient adds."""
+        layout, vocabulary, hidden = self.layout, self.shape.vocab, self.shape.hidden
+        if not layout.chunk:
+            how = f"{layout.predicted:,} tokens x {vocabulary:,} x {layout.logit} B"
+            return Term("logits", layout.predicted * vocabulary * layout.logit // layout.tensor, how)
+        width, words = self.width, vocabulary // layout.tensor
+        eager, product = layout.kernels == "eager", 0 if self.whole or layout.trained is not None else width
+        values = max(3 * FULL * layout.chunk if eager else 0, product * hidden)
+        head = 0 if layout.trained is not None else FULL * hidden
+        nbytes = words * (values + width * layout.chunk + head) + 2 * width * layout.tokens * hidden
+        how = f"a chunk of {layout.chunk:,} tokens x {words:,}, the gradients of the head and of its inputs"
+        return Term("logits", nbytes, how)
+
+    def head_gradient(self) -> Term:
+        """What the loss leaves behind for the backward pass."""
+        layout, hidden = self.layout, self.shape.hidden
+        words = 0 if layout.trained is not None else self.shape.vocab // layout.tensor
+        how = f"({words:,} words + {layout.tokens:,} tokens) x {hidden:,} x {self.width} B"
+        return Term("gradient of the head", self.width * hidden * (words + layout.tokens), how)
 
     def exchange(self) -> Term:
         """The largest group's gradients, and in the exchange's format in the send buffer."""
         shape, layout = self.shape, self.layout
         if layout.shard == 1:
             return Term("gradient exchange", 0, "in place")
-        whole = layout.trained is None
-        largest = max(shape.block if whole else self.trained // shape.layers, shape.outer if whole else 0)
-        there = whole and largest == shape.outer  # the buffer that is kept from the last exchange
-        width = self.width + (0 if there else layout.reduced)
+        block = shape.block // layout.tensor
+        largest = max(block, self._outer) if layout.trained is None else self.trained // shape.layers
+        passes = layout.accumulation > 1 and not layout.sync_each
+        width = (FULL if passes else self.width) + layout.reduced
         how = f"{_billions(largest)} in the largest group x {width} B"
-        return Term("gradient exchange", width * largest // layout.tensor, how)
+        return Term("gradient exchange", width * largest, how)
+
+    def sent(self) -> Term:
+        """The gradients of the block before, beyond the activations it freed, and of this one's widest product."""
+        shape, layout = self.shape, self.layout
+        if layout.shard == 1 or layout.trained is not None:
+            return Term("gradients on their way", 0, "in place")
+        before = max(0, layout.reduced * shape.block // layout.tensor - layout.tokens * self._each)
+        own = self.width * shape.hidden * shape.inner // layout.tensor
+        how = f"{_billions(shape.block)} x {layout.reduced} B less its activations, and {_billions(own)} B of a product"
+        return Term("gradients on their way", before + own, how)
 
     def _stream(self) -> int:
         """A block's input: in bf16 where FSDP casts everything, in fp32 in autocast's residual stream."""
@@ -264,25 +307,44 @@ class _Need:
 
         Llama: the inputs of both norms; their outputs, the queries, keys, values and the attention's output;
         gate, up and their product, for each chosen expert. No attention scores: flash and flex attention
-        compute them again. Eager kernels also keep the normalised values, keys and values repeated for each
-        query head, a contiguous copy of the attention's output and the activated gate. BERT: 34 x hidden size
-        + 5 x heads x length (Korthikanti et al. 2022, arXiv 2205.05198, equation 2).
+        compute them again. Eager kernels also keep the normalised values and the activated gate.
         """
         shape, layout = self.shape, self.layout
         if not shape.causal:
-            return 34 * shape.hidden + 5 * shape.heads * layout.length
+            return self._of_bert()
         between, values = 2 * shape.hidden, 2 * (shape.queries + shape.narrow) + 3 * shape.chosen * shape.inner
         if layout.kernels == "eager":
             # bf16: FSDP's norms keep their input in fp32; autocast gives each linear layer a copy of its input.
-            norms = 4 if self.whole else 6 if layout.shard > 1 else 9
-            between, values = norms * shape.hidden, 5 * shape.queries + 4 * shape.chosen * shape.inner
+            # A frozen norm does not keep its normalised values.
+            norms = (4 if self.whole else 6 if layout.shard > 1 else 9) - 2 * (layout.trained is not None)
+            between, values = norms * shape.hidden, 2 * (shape.queries + shape.narrow) + 4 * shape.chosen * shape.inner
         between = self.width * between // self._between
         return 2 * self._stream() + between + (self.width * values + self._scores()) // layout.tensor
 
+    def _of_bert(self) -> int:
+        """What a block of BERT keeps of a token.
+
+        Queries, keys, values; attention's output; masks of two dropouts; what both norms read and give; the MLP's
+        inner values before and after the activation. Under autocast the norms' outputs exist in fp32 and, for each
+        product that reads them, in bf16. Attention without a fused kernel keeps its scores after the softmax and after
+        dropout, and the mask.
+        """
+        shape, layout = self.shape, self.layout
+        values = (10 if self.whole else 14) * shape.hidden + 2 * shape.inner
+        plain = layout.attention in ("eager", "sdpa")
+        return self.width * values + plain * shape.heads * layout.length * (FULL + self.width + 1)
+
     def _scores(self) -> int:
-        """Plain attention keeps its scores before and after the softmax, and again after the cast."""
-        plain = self.layout.attention == "eager"
-        return self.shape.heads * self.layout.length * (FULL + FULL + HALF) if plain else 0
+        """Attention's own: plain attention keeps its scores before and after the softmax, and again after the cast.
+
+        torch's kernel with a mask keeps the mask, and keys and values repeated for each query head.
+        """
+        shape, length = self.shape, self.layout.length
+        kinds = {
+            "eager": shape.heads * length * (FULL + FULL + HALF),
+            "sdpa": self.width * (length + 2 * (shape.queries - shape.narrow)),
+        }
+        return kinds.get(self.layout.attention, 0)
 
 
 def _kept_share(recompute: str) -> float:
@@ -290,6 +352,10 @@ def _kept_share(recompute: str) -> float:
     if recompute.startswith("budget:"):
         return float(recompute.partition(":")[2])
     return {"none": 1, "selective-layer": 0.5}.get(recompute, 0)
+
+
+def _some(terms: Iterable[Term]) -> tuple[Term, ...]:
+    return tuple(term for term in terms if term.nbytes)
 
 
 def _sum(terms: Iterable[Term]) -> int:

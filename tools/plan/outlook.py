@@ -9,7 +9,7 @@ from typing import Any
 from tools.core.tables import load
 from tools.facts.instances import Instance
 from tools.plan import memory, speed
-from tools.plan.layout import CARDS, FITTED, Layout, Machine, Shape, nodes_of
+from tools.plan.layout import CARDS, FITTED, Layout, Machine, Shape, chunk_size, nodes_of
 from tools.plan.memory import Estimate, Room
 from tools.plan.speed import Step
 from training.config import Config
@@ -273,7 +273,12 @@ def on_instance(run: Run, instance: Instance, nodes: int, room: Room, **changes:
     passes, rest = divmod(sequences, micro * world)
     if rest or not passes:
         raise ValueError(f"{sequences} sequences on {world} ranks")
-    changes = {"shard": world, **changes, "gpus": world, "per_node": room.processes, "accumulation": passes}
+    shape = run.shape
+    chunk = (
+        chunk_size(micro * run.layout.length, shape.vocab, on_a_cpu=not instance.accelerators) if shape.causal else 0
+    )
+    own = {"gpus": world, "per_node": room.processes, "accumulation": passes, "chunk": chunk}
+    changes = {"shard": world, **changes, **own}
     layout = replace(run.layout, **changes)
     return replace(run, layout=layout, room=room, instance=instance, machine=Machine.of(instance))
 

@@ -72,7 +72,7 @@ def _again(recompute: str) -> tuple[float, float, float]:
 
 
 def _kernel(layout: Layout, machine: Machine) -> str:
-    name = "flash2" if layout.attention == "flash1" else layout.attention
+    name = "flash2" if layout.attention in ("flash1", "sdpa") else layout.attention
     return f"{name} {machine.card.efficiency}"
 
 
@@ -113,7 +113,7 @@ class _Clock:
 
     def _head(self) -> tuple[float, float]:
         layout = self.layout
-        one = self._product(layout.tokens, self.shape.hidden, self.shape.vocab / layout.tensor) / layout.pipeline
+        one = self._product(layout.predicted, self.shape.hidden, self.shape.vocab / layout.tensor) / layout.pipeline
         return one, one * (1 if layout.trained is not None else 2)
 
     def _attention(self) -> tuple[float, float]:
@@ -162,7 +162,7 @@ class _Clock:
         return forward, backward + _again(layout.recompute)[2] * forward
 
     def _logits(self) -> float:
-        moved = LOGIT[self.layout.kernels] * self.layout.tokens * self.shape.vocab
+        moved = LOGIT[self.layout.kernels] * self.layout.predicted * self.shape.vocab
         return moved / self.layout.model_ranks / self._bandwidth
 
     def _weights(self) -> float:
@@ -241,7 +241,7 @@ class _Clock:
             f" at {rate:.0f} TFLOP/s, and their reads at {bus}"
         )
         attention_how = (
-            f"4 x tokens x length x {self.shape.queries} x x (1 + 2.5 + {again[1]} again), half if causal,"
+            f"4 x tokens x length x {self.shape.queries} x (1 + 2.5 + {again[1]} again), half if causal,"
             f" {layout.attention}"
         )
         moved_how = (
@@ -249,7 +249,7 @@ class _Clock:
         )
         steps = (
             ("matrix products", sum(products), products_how),
-            ("output head", sum(head), f"2 x {layout.tokens:,} tokens x {self.shape.hidden}x{self.shape.vocab}"),
+            ("output head", sum(head), f"2 x {layout.predicted:,} tokens x {self.shape.hidden}x{self.shape.vocab}"),
             ("attention", sum(attention), attention_how),
             ("memory-bound parts", sum(moved) + self._logits() + self._weights(), moved_how),
             ("tensor parallelism", self._tensor(), f"activations over {layout.tensor} ranks, exposed"),

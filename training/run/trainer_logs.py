@@ -116,7 +116,7 @@ _CALL = _compile(r"\b(?:np\.|numpy\.|torch\.)?(?:tensor|float\d*|int\d*)\(\s*+([
 _NO_NUMBER = _compile(r"(?<=: )-?(?:nan|inf)\b")
 # PyTorch's example, and Kubeflow's, which prints `loss=`.
 _MNIST = _compile(rf"train epoch: (\d+) \[\s*+(\d+)/(\d++)[^\[\]]*+\]\s++loss{_IS}{_NUMBER}")
-_BAR = _compile(r"(?<!\d)\d++%\|[^|]*+\|\s*+(\d+)/(\d+) \[")
+_BAR = _compile(r"(?<!\d)\d++%\|[^|]*+\|\s*+(\d+)/(\d+) \[(?:[\d:]++<[\d:?]++,\s*+(\d++\.\d++)(s/it|it/s))?")
 _TOTAL = _compile(r"Total optimization steps = ([\d,]+)")
 # Lines without any of these are skipped.
 MAYBE = _compile(r"[Ll]oss|LOSS|[Ss]tep|STEP|[Ii]ter|\d/\d+ \[")
@@ -157,6 +157,7 @@ class ParsedLine:
     values: Values | None
     writer: str
     bar: tuple[int, int] | None = None
+    pace: float | None = None  # seconds of a step, by the bar
     total: int | None = None  # steps of the run, which transformers.Trainer prints before the first one
 
 
@@ -173,7 +174,9 @@ def read(text: str) -> ParsedLine | None:
     if values is None and bar is None and total is None:
         return None
     place = (int(bar[1]), int(bar[2])) if bar else None
-    return ParsedLine(values, writer, place, int(total[1].replace(",", "")) if total else None)
+    rate = float(bar[3] or 0) if bar else 0.0
+    pace = (rate if bar and bar[4] == "s/it" else 1 / rate) if rate else None
+    return ParsedLine(values, writer, place, pace, int(total[1].replace(",", "")) if total else None)
 
 
 def from_json(text: str) -> Values | None:
@@ -378,12 +381,13 @@ class _Bars:
         self._now: tuple[int, int] | None = None
         self._used: tuple[int, int] | None = None
         self._total: int | None = None
+        self._pace: float | None = None
 
-    def step(self, parsed: ParsedLine) -> dict[str, int]:
-        """Return the step of a line that has values but no step; empty if no bar shows it."""
+    def step(self, parsed: ParsedLine) -> Values:
+        """Return the step of a line that has values but no step, and its seconds; empty if no bar shows it."""
         self._total = parsed.total or self._total
         if parsed.bar and (self._total is None or parsed.bar[1] == self._total):
-            self._now = parsed.bar
+            self._now, self._pace = parsed.bar, parsed.pace
         if parsed.values is None or self._now is None:
             return {}
         if "step" in parsed.values:
@@ -393,7 +397,7 @@ class _Bars:
         if self._now == self._used:
             return {}
         self._used, self._total = self._now, self._now[1]
-        return {"step": self._now[0], "steps": self._now[1]}
+        return {"step": self._now[0], "steps": self._now[1], "step_s": self._pace}
 
 
 def _same_step(last: Values, values: Values, same_writer: bool) -> bool:

@@ -3,35 +3,45 @@
 from collections.abc import Sequence
 
 from tools.core import output
-from tools.plan.memory import GIB
+from tools.plan.memory import CARDS, GIB
 from tools.plan.outlook import OFFERS, Plan
 
+HEADS = ("machines", "GPUs", "memory a process", "$/h", "tokens", "time", "$")
 
-def summary(plan: Plan) -> list[tuple[str, str]]:
-    """Return the plan as rows of a name and its value: what a submission prints."""
-    run, need = plan.run, plan.memory
-    machine = run.instance.name if run.instance else "pod"
-    price = next((cost for cost in plan.prices.values() if cost is not None), None)
-    fits = "fits" if need.fits else "does not fit"
-    return [
-        ("machines", f"{run.nodes} x {machine}, {output.count(run.layout.gpus, 'process', 'processes')}"),
-        ("memory", f"{need.summary()}: {fits}"),
-        ("price", "unknown" if price is None else f"${price:,.2f} an hour"),
-        ("tokens", f"{run.steps * run.layout.step_tokens:,} in {run.steps:,} steps"),
-        ("time", between(plan.hours, duration) if plan.hours else plan.why_unknown),
-        ("cost", between(plan.costs["on demand"], dollars) if plan.costs["on demand"] else _others(plan)),
-    ]
+
+def row(plan: Plan) -> tuple[str, ...]:
+    """Return the cells of a plan below HEADS. Money is that of its offer: on demand, else the cheapest known."""
+    run, need, offer = plan.run, plan.memory, plan.offer
+    cost, price = (plan.costs[offer], plan.prices[offer]) if offer else (None, plan.prices["on demand"])
+    kind = f" {offer}" if offer and offer != "on demand" else ""
+    return (
+        f"{run.nodes} x {run.instance.name if run.instance else 'pod'}",
+        f"{run.layout.gpus:,}" if need.room.what in CARDS else "none",
+        f"{need.needed / GIB:.1f} of {need.room.nbytes / GIB:.1f} GiB{'' if need.fits else ', does not fit'}",
+        "unknown" if price is None else f"{dollars(price)}{kind}",
+        f"{run.steps * run.layout.step_tokens:,}",
+        between(plan.hours, duration) if plan.hours else "unknown",
+        between(cost, dollars) if cost else "unknown",
+    )
 
 
 def whole(plan: Plan, explain: bool) -> None:
     """Print everything that the plan knows."""
     run = plan.run
     output.line(run.name)
-    rows = [row for row in summary(plan) if row[0] != "cost"]
+    machines, gpus, memory, _, tokens, time, _ = row(plan)
+    rows = [
+        ("machines", f"{machines}, {output.count(run.layout.gpus, 'process', 'processes')}"),
+        ("memory", f"{memory} a process{', fits' if plan.memory.fits else ''}"),
+        ("tokens", f"{tokens} in {run.steps:,} steps"),
+    ]
     if plan.step_s and plan.tokens_per_s:
         rate = plan.tokens_per_s
         mfu = f", MFU {plan.mfu:.1%}" if plan.mfu else ""
-        rows.insert(4, ("step", f"{plan.step_s:.3g} s: {rate:,.0f} tokens/s, {rate / run.layout.gpus:,.0f} a GPU{mfu}"))
+        each = f"{rate / run.layout.gpus:,.0f} a {'GPU' if gpus != 'none' else 'process'}"
+        rows.append(("step", f"{plan.step_s:.3g} s: {rate:,.0f} tokens/s, {each}{mfu}"))
+    rows.append(("time", plan.why_unknown or time))
+    rows += [(f"price, {kind}", f"{dollars(price)} an hour") for kind, price in plan.prices.items() if price]
     rows += [(f"cost, {kind}", between(cost, dollars) if cost else "unknown") for kind, cost in plan.costs.items()]
     output.table([*rows, *_checkpoints(plan), ("network", plan.network)])
     if explain:
@@ -65,11 +75,6 @@ def _explain(plan: Plan) -> None:
     rates = OFFERS["interruptions_per_gpu_hour"]
     rows += [("interruptions", rates[name]["source"]) for name in rates if card and card.name.startswith(name)]
     output.table(rows)
-
-
-def _others(plan: Plan) -> str:
-    known = [f"{between(cost, dollars)} ({kind})" for kind, cost in plan.costs.items() if cost]
-    return ", ".join(known) or "unknown"
 
 
 def between(values: tuple[float, float, float], form: "type[str] | object") -> str:

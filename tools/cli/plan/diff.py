@@ -8,7 +8,6 @@ from tools.cells.memory import room_of
 from tools.cli.plan import _shown
 from tools.core import output, repo
 from tools.gitops import git
-from tools.plan.memory import GIB
 from tools.plan.outlook import Plan, Run
 
 WHEN = ("before", "now")
@@ -22,15 +21,14 @@ def command(revision: str, as_json: bool) -> int:
         before = _plans(Path(folder))
     after = _plans(root)
     shown = {name: (before.get(name), after.get(name)) for name in sorted({*before, *after})}
-    changed = {name: pair for name, pair in shown.items() if _said(pair[0]) != _said(pair[1])}
+    changed = {name: pair for name, pair in shown.items() if _row(pair[0]) != _row(pair[1])}
     if as_json:
         output.data({name: [plan and plan.as_dict() for plan in pair] for name, pair in changed.items()})
     elif not changed:
         output.line(f"no cell plans otherwise than at {revision}")
     else:
-        heads = ("cell", "", "machines", "memory a process", "time", "cost")
-        rows = [(name, when, *_said(plan)) for name in changed for when, plan in zip(WHEN, changed[name], strict=True)]
-        output.table([heads, *rows], indent="")
+        rows = [(name, when, *_row(plan)) for name in changed for when, plan in zip(WHEN, changed[name], strict=True)]
+        output.table([("cell", "", *_shown.HEADS), *rows], indent="")
     return 1 if any(now and not now.memory.fits for _, now in changed.values()) else 0
 
 
@@ -43,13 +41,5 @@ def _plans(root: Path) -> dict[str, Plan]:
     return plans
 
 
-def _said(plan: Plan | None) -> tuple[str, str, str, str]:
-    """Return a plan's machines, memory, time and cost in words; dashes without a plan."""
-    if plan is None:
-        return "-", "-", "-", "-"
-    need, run, offer = plan.memory, plan.run, plan.offer
-    memory = f"{need.needed / GIB:.1f} of {need.room.nbytes / GIB:.1f} GiB{'' if need.fits else ', does not fit'}"
-    time = _shown.between(plan.hours, _shown.duration) if plan.hours else "unknown"
-    cost = plan.costs[offer] if offer else None
-    machines = f"{run.nodes} x {run.instance.name if run.instance else 'pod'}"
-    return machines, memory, time, f"{_shown.between(cost, _shown.dollars)} {offer}" if cost else "unknown"
+def _row(plan: Plan | None) -> tuple[str, ...]:
+    return _shown.row(plan) if plan else ("-",) * len(_shown.HEADS)

@@ -1,6 +1,9 @@
 """Search hardware, nodes, sharding, checkpointing and micro batch for a model: time against cost."""
 
 import re
+import textwrap
+
+import yaml  # type: ignore[import-untyped]
 
 from tools.cells import matrix
 from tools.cells.memory import room_on, smallest
@@ -26,11 +29,12 @@ def command(model: str, budget: float | None, deadline: str | None, gpus: str | 
     base = Run.of(model, config, cell.nodes, room_on(cell.instance or machines[0]), cell.instance or machines[0])
     plans = front(base, [(one, room_on(one)) for one in machines], budget, _hours(deadline))
     if as_json:
-        output.data([_as_dict(plan) for plan in plans])
+        output.data([_as_dict(plan, model) for plan in plans])
     elif not plans:
         output.line("nothing fits: more nodes than 128 are not tried; a machine without a known price is not counted")
     else:
-        output.table([("machines", "micro", "sharding", "activations", "time", "cost"), *map(_row, plans)], indent="")
+        rows = [(*_shown.row(plan), *map(str, _parallel(plan).values())) for plan in plans]
+        output.table([(*_shown.HEADS, "micro", "sharding", "activations"), *rows], indent="")
         output.line("the first as a cell of overlays/matrix.yaml:")
         output.block(_cell(plans[0], model))
     return 0 if plans else 1
@@ -58,32 +62,21 @@ def _hours(deadline: str | None) -> float | None:
     return float(match[1]) * HOURS[match[2]]
 
 
-def _row(plan: Plan) -> tuple[str, ...]:
-    layout, offer = plan.run.layout, plan.offer
-    assert plan.run.instance
-    assert plan.hours
-    assert offer
-    sharding = "ddp" if layout.shard == 1 else "fsdp"
-    cost = _shown.between(plan.costs[offer] or (0, 0, 0), _shown.dollars)
-    return (
-        f"{plan.run.nodes} x {plan.run.instance.name}", str(layout.micro), sharding, layout.recompute,
-        _shown.between(plan.hours, _shown.duration), f"{cost} {offer}",
-    )  # fmt: skip
-
-
-def _as_dict(plan: Plan) -> dict[str, object]:
+def _parallel(plan: Plan) -> dict[str, object]:
+    """Return the section `parallel` of the plan's cell."""
     layout = plan.run.layout
-    chosen = {"micro_batch_size": layout.micro, "sharding": "ddp" if layout.shard == 1 else "fsdp"}
-    return {**plan.as_dict(), "parallel": {**chosen, "activation_checkpointing": layout.recompute}}
+    sharding = "ddp" if layout.shard == 1 else "fsdp"
+    return {"micro_batch_size": layout.micro, "sharding": sharding, "activation_checkpointing": layout.recompute}
+
+
+def _as_dict(plan: Plan, model: str) -> dict[str, object]:
+    return {**plan.as_dict(), "parallel": _parallel(plan), "cell": _cell(plan, model)}
 
 
 def _cell(plan: Plan, model: str) -> str:
-    layout, instance = plan.run.layout, plan.run.instance
+    """Return the lines of overlays/matrix.yaml below `cells`."""
+    instance = plan.run.instance
     assert instance
-    lines = (
-        f"    {model}:", f"      nodes: {plan.run.nodes}", f"      instance: {instance.name}", "      parallel:",
-        f"        micro_batch_size: {layout.micro}", f"        sharding: {'ddp' if layout.shard == 1 else 'fsdp'}",
-        f"        activation_checkpointing: {layout.recompute}", "      checkpoint:",
-        f"        every: {plan.run.save_every}",
-    )  # fmt: skip
-    return "\n".join((f"  {instance.name.partition('.')[0]}:", *lines))
+    cell = {"nodes": plan.run.nodes, "instance": instance.name, "parallel": _parallel(plan)}
+    cells = {instance.name.partition(".")[0]: {model: {**cell, "checkpoint": {"every": plan.run.save_every}}}}
+    return textwrap.indent(yaml.safe_dump(cells, sort_keys=False), "  ").rstrip()
