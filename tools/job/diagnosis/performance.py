@@ -121,8 +121,9 @@ def slower_than_planned(snapshot: Snapshot) -> Iterator[Cause]:
     before = statistics.median(max(record.rank_step_s) for record in records)
     if not (slower := plan.slower(took)):
         return
-    parts = {"computation": (before, plan.before_exchange_s), "exposed communication": (took - before, plan.after_s)}
-    what = max(parts, key=lambda name: parts[name][0] - parts[name][1])
+    scaled = before / plan.before_exchange_s * (plan.step_s or 0.0)  # a slower card's backward pass takes longer too
+    lost = {"computation": scaled - (plan.step_s or 0.0), "exposed communication": took - scaled}
+    what = max(lost, key=lost.__getitem__)
     evidence = [
         f"a step takes {took:.3f} s, planned {plan.step_s:.3f} s within {plan.error:.0%}; {len(records)} steps",
         f"until gradients are exchanged {before:.3f} s, planned {plan.before_exchange_s:.3f} s;"
