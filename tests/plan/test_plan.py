@@ -228,6 +228,20 @@ def test_commands(words: list[str], code: int, said: str, capsys: pytest.Capture
     assert said in shown.out + shown.err
 
 
+def test_a_gpu_of_an_unnamed_machine_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An H20 or an MI300X on premises: the pods' host memory is not the card's."""
+    assert cli.invoke(["render", "p5/llama-3-1-8b"]) == 0
+    path, text = tmp_path / "job.yaml", capsys.readouterr().out
+    path.write_text(
+        text.replace("p5en.48xlarge", "own-machine").replace("nvidia.com/gpu", "amd.com/gpu"), encoding="utf-8"
+    )
+    assert cli.invoke(["plan", "show", "-f", str(path)]) == 3
+    shown = capsys.readouterr().out
+    assert "of unknown GiB a process\n" in shown
+    assert "unknown: a GPU on machines without a type" in shown
+    assert "add the card to tools/facts/cards.yaml" in shown
+
+
 def test_json_has_every_term(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.invoke(["plan", "show", "p5/llama-3-1-8b", "--nodes", "2", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

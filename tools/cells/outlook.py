@@ -4,7 +4,7 @@ from tools.cells.knobs import machine
 from tools.cells.memory import room_on
 from tools.cells.trainer_config import load_config
 from tools.core import UserError, repo
-from tools.facts.instances import NEURON, NVIDIA
+from tools.facts.instances import Instance
 from tools.kube.manifests import Manifests
 from tools.kube.quantity import amount, quantity
 from tools.plan.memory import Room
@@ -28,24 +28,20 @@ def of(manifests: Manifests) -> Plan:
 def of_job(job: Workload, config: Config) -> Plan:
     """Return the plan of a job with this configuration. Raises UserError and ConfigError."""
     instance = machine(job)
-    room = room_on(instance) if instance else _room_of_pod(job)
-    return Plan(Run.of(job.name, config, job.nodes, _devices(job, room), instance))
+    return Plan(Run.of(job.name, config, job.nodes, _room(job, instance), instance))
 
 
-def _devices(job: Workload, room: Room) -> Room:
-    """Return the room with as many processes as a pod asks for devices."""
-    found = 0
-    for container in job.training_containers():
-        limits = (container.get("resources") or container.get("resourcesPerNode") or {}).get("limits") or {}
-        found = max(found, int(amount(limits.get(NVIDIA, 0)) or 0), int(amount(limits.get(NEURON, 0)) or 0) * 2)
-    return Room(found, room.nbytes, room.what) if found and room.what == "GPU" else room
-
-
-def _room_of_pod(job: Workload) -> Room:
-    """Return the share of the pod's memory of each process, where the machine is not known."""
+def _room(job: Workload, instance: Instance | None) -> Room:
+    """Return the memory of each process; 0 bytes, unknown, where pods ask for GPUs of a machine without a type."""
+    containers = job.training_containers()
+    limits = [(one.get("resources") or one.get("resourcesPerNode") or {}).get("limits") or {} for one in containers]
+    gpus = max((int(amount(of[key]) or 0) for of in limits for key in of if str(key).endswith("/gpu")), default=0)
+    if instance:
+        room = room_on(instance)
+        return Room(gpus, room.nbytes, room.what) if gpus and room.what == "GPU" else room
+    if gpus:
+        return Room(gpus, 0, "GPU")
     processes = number(str(job.spec.get("nprocPerNode") or 1)) or 1
-    container = job.training_containers()[0]
-    limits = (container.get("resources") or container.get("resourcesPerNode") or {}).get("limits") or {}
-    if "memory" not in limits:
+    if "memory" not in limits[0]:
         raise UserError(f"{job.title}: neither the type of its machine nor a limit of memory is known")
-    return Room(processes, int(quantity(limits["memory"])) // processes, "process")
+    return Room(processes, int(quantity(limits[0]["memory"])) // processes, "process")

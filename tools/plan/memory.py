@@ -21,7 +21,7 @@ INTERPRETER = int(0.9 * GIB)  # a process on a CPU: Python, torch, transformers,
 
 @dataclass(frozen=True)
 class Room:
-    """What a process has: `nbytes` of `what` (GPU, core, process), with `processes` on each node."""
+    """What a process has: `nbytes` of `what` (GPU, core, process), 0 if unknown, with `processes` on each node."""
 
     processes: int
     nbytes: int
@@ -60,7 +60,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        return self.needed <= self.room.nbytes
+        return self.needed <= self.room.nbytes or not self.room.nbytes
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -73,7 +73,8 @@ class Estimate:
         return tuple(dict.fromkeys(term for one in self.moments for term in one if term not in self.terms))
 
     def summary(self) -> str:
-        return f"{self.needed / GIB:.1f} GiB a {self.room.what} needed, {self.room.nbytes / GIB:.1f} there"
+        there = f"{self.room.nbytes / GIB:.1f}" if self.room.nbytes else "unknown"
+        return f"{self.needed / GIB:.1f} GiB a {self.room.what} needed, {there} there"
 
 
 def estimate(config: Config, nodes: int, room: Room) -> Estimate:

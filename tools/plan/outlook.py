@@ -43,7 +43,7 @@ class Run:
         recipe = config.train
         evaluations = 1 + (recipe.steps - 1) // recipe.eval_every
         return cls(
-            name, Shape.of(config), layout, room, instance, _machine(config, instance),
+            name, Shape.of(config), layout, room, instance, _machine(config, instance, room),
             recipe.steps, config.checkpoint.every,
             evaluations * recipe.eval_sequences / recipe.global_batch_size / 3,  # a forward pass is a third
         )  # fmt: skip
@@ -53,11 +53,11 @@ class Run:
         return nodes_of(self.layout)
 
 
-def _machine(config: Config, instance: Instance | None) -> Machine | None:
+def _machine(config: Config, instance: Instance | None, room: Room) -> Machine | None:
     """Return the machine, None where its card is unknown: a CPU is known once a run was calibrated."""
     if instance is not None:
         return Machine.of(instance) if config.device.type in ("cuda", "auto") else None
-    cpu = CARDS.get("CPU") if config.device.type in ("cpu", "auto") else None
+    cpu = CARDS.get("CPU") if config.device.type in ("cpu", "auto") and room.what != "GPU" else None
     return Machine(cpu, cpu.link, "TCP") if cpu else None
 
 
@@ -85,7 +85,8 @@ class Plan:
             return ""
         run = self.run
         if run.machine is None:
-            card = run.instance.accelerator if run.instance else None
+            unnamed = "a GPU on machines without a type" if run.room.what == "GPU" else None
+            card = run.instance.accelerator if run.instance else unnamed
             what = f"{card}, {UNKNOWN_CARD}" if card else "no accelerator; the peak of a CPU is measured by its run"
             return f"unknown: {what}; {WHAT_TO_DO if card else 'run `yard plan calibrate` on a run'}"
         missing = sorted(speed.used(run.layout, run.machine) - FITTED.keys())

@@ -13,11 +13,12 @@ def row(plan: Plan) -> tuple[str, ...]:
     """Return the cells of a plan below HEADS. Money is that of its offer: on demand, else the cheapest known."""
     run, need, offer = plan.run, plan.memory, plan.offer
     cost, price = (plan.costs[offer], plan.prices[offer]) if offer else (None, plan.prices["on demand"])
+    there = f"{need.room.nbytes / GIB:.1f}" if need.room.nbytes else "unknown"
     kind = f" {offer}" if offer and offer != "on demand" else ""
     return (
         f"{run.nodes} x {run.instance.name if run.instance else 'pod'}",
         f"{run.layout.gpus:,}" if need.room.what in CARDS else "none",
-        f"{need.needed / GIB:.1f} of {need.room.nbytes / GIB:.1f} GiB{'' if need.fits else ', does not fit'}",
+        f"{need.needed / GIB:.1f} of {there} GiB{'' if need.fits else ', does not fit'}",
         "unknown" if price is None else f"{dollars(price)}{kind}",
         f"{run.steps * run.layout.step_tokens:,}",
         between(plan.hours, duration) if plan.hours else "unknown",
@@ -32,7 +33,7 @@ def whole(plan: Plan, explain: bool) -> None:
     machines, gpus, memory, _, tokens, time, _ = row(plan)
     rows = [
         ("machines", f"{machines}, {output.count(run.layout.gpus, 'process', 'processes')}"),
-        ("memory", f"{memory} a process{', fits' if plan.memory.fits else ''}"),
+        ("memory", f"{memory} a process{', fits' if plan.memory.fits and plan.memory.room.nbytes else ''}"),
         ("tokens", f"{tokens} in {run.steps:,} steps"),
     ]
     if plan.step_s and plan.tokens_per_s:
