@@ -57,7 +57,7 @@ def _emptied(model: Trainable, *, device: torch.device) -> None:
 def _give_memory(model: Trainable, config: Config, device: torch.device, _: Ranks) -> None:
     """Give memory to a model on meta: its values do not matter here."""
     if not any(isinstance(one, DTensor) for one in model.parameters()):
-        model.to_empty = partial(_emptied, model)  # type: ignore[method-assign]
+        model.to_empty = partial(_emptied, model)  # type: ignore[assignment]
     if isinstance(model, bert.PretrainingBert):
         model.to_empty(device=device)
         model.tie()
@@ -160,9 +160,9 @@ def fake(config: Config, ranks: Ranks) -> int:
 _EMPTY_LIKE = torch.empty_like
 
 
-def _host(tensor: torch.Tensor, device: object = None, **more: Any) -> torch.Tensor:
+def _host(tensor: torch.Tensor, device: Any = None, **more: Any) -> torch.Tensor:
     """Like torch.empty_like, but what moves to the host is not counted."""
-    return _EMPTY_LIKE(tensor, device="meta" if isinstance(device, str) else device, **more)  # type: ignore[call-overload]
+    return _EMPTY_LIKE(tensor, device="meta" if isinstance(device, str) else device, **more)
 
 
 def _first_of_each(ranks: torch.Tensor, _: int) -> tuple[int, ...]:
