@@ -6,9 +6,10 @@ from pathlib import Path
 from tools.cells import matrix
 from tools.cells.memory import room_of
 from tools.cli.plan import _shown
-from tools.core import output, repo
+from tools.core import UserError, output, repo
 from tools.gitops import git
 from tools.plan.outlook import Plan, Run
+from training.config import ConfigError
 
 WHEN = ("before", "now")
 
@@ -37,7 +38,10 @@ def _plans(root: Path) -> dict[str, Plan]:
     plans = {}
     for cell in (cell for cell in found.cells if not cell.script):
         config, room = matrix.configuration(root, cell), room_of(root, cell)
-        plans[cell.name] = Plan(Run.of(cell.name, config, cell.nodes, room, cell.instance))
+        try:
+            plans[cell.name] = Plan(Run.of(cell.name, config, cell.nodes, room, cell.instance))
+        except ConfigError as problem:
+            raise UserError(f"{matrix.MATRIX}:{cell.line}: cells.{cell.hardware}.{cell.model}: {problem}") from problem
     return plans
 
 
