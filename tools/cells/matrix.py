@@ -4,7 +4,6 @@ It writes the leaves `overlays/<hardware>/<model>` and the sizes `overlays/hardw
 a Component for each machine that is a hardware's default or that one of its cells names.
 """
 
-import difflib
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,15 +50,7 @@ class Change:
 
     def diff(self, root: Path) -> str:
         """Return the change as a unified diff with paths below `root`."""
-        name = self.path.relative_to(root).as_posix()
-        return "".join(
-            difflib.unified_diff(
-                (self.old or "").splitlines(keepends=True),
-                (self.new or "").splitlines(keepends=True),
-                "/dev/null" if self.old is None else name,
-                "/dev/null" if self.new is None else name,
-            )
-        )
+        return repo.diff(self.path.relative_to(root).as_posix(), self.old, self.new)
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,13 @@ def shown(path: Path) -> str:
         return str(path)
 
 
+def diff(name: str, old: str | None, new: str | None) -> str:
+    """Return a change of a file as a unified diff; None stands for no file."""
+    before, after = ((text or "").splitlines(keepends=True) for text in (old, new))
+    old_name, new_name = ("/dev/null" if text is None else name for text in (old, new))
+    return "".join(difflib.unified_diff(before, after, old_name, new_name))
+
+
 def write(path: Path, text: str) -> None:
     """Replace a file at once: whoever reads it finds the old text or the new one. Makes its directory.
 

@@ -64,9 +64,7 @@ class File:
 
     def diff(self) -> str:
         """Return the change as a unified diff."""
-        name = repo.shown(self.path)
-        old, new = (text.splitlines(keepends=True) for text in (self.old, self.new))
-        return "".join(difflib.unified_diff(old, new, name if self.old else "/dev/null", name))
+        return repo.diff(repo.shown(self.path), self.old or None, self.new)
 
 
 def plan(text: str, source: str) -> Fix:

@@ -98,7 +98,7 @@ def materialise(pod: Pod, manifests: Manifests, shared: Path, directory: Path) -
     for volume in pod.spec.get("volumes") or []:
         local, _ = _place(pod, volume, shared, directory)
         local.mkdir(parents=True, exist_ok=True)
-        for source in _sources(volume):
+        for source in sources(volume):
             missing += _write_files(source, pod, manifests, local)
     return missing
 
@@ -109,8 +109,8 @@ def texts(pod: Pod, container: Object, manifests: Manifests) -> dict[str, str]:
     found: dict[str, str] = {}
     for mount in container.get("volumeMounts") or []:
         inside = PurePosixPath(mount.get("subPath") or ".")
-        for kind, ref in _sources(by_name.get(mount["name"]) or {}):
-            data = manifests.texts(kind, _name(ref), pod.namespace) or {}
+        for kind, ref in sources(by_name.get(mount["name"]) or {}):
+            data = manifests.texts(kind, source_name(ref), pod.namespace) or {}
             for key, path in _items(ref, data).items():
                 if key in data and PurePosixPath(path).is_relative_to(inside):
                     place = PurePosixPath(mount["mountPath"]) / PurePosixPath(path).relative_to(inside)
@@ -138,20 +138,21 @@ def _place(pod: Pod, volume: Object, shared: Path, directory: Path) -> tuple[Pat
     local = below(directory, volume["name"])
     if volume.get("emptyDir") is not None:
         return local, "emptyDir"
-    if sources := _sources(volume):
-        return local, " + ".join(f"{kind} {_name(ref)}" for kind, ref in sources)
+    if found := sources(volume):
+        return local, " + ".join(f"{kind} {source_name(ref)}" for kind, ref in found)
     kind = next((key for key in volume if key != "name"), "emptyDir")
     return local, f"{kind}: an empty directory here"
 
 
-def _sources(volume: Object) -> list[tuple[str, Object]]:
+def sources(volume: Object) -> list[tuple[str, Object]]:
     """Return the ConfigMaps and Secrets of a volume as (kind, reference)."""
     kinds = {"configMap": "ConfigMap", "secret": "Secret"}
     entries = (volume.get("projected") or {}).get("sources") or [volume]
     return [(kinds[key], entry[key]) for entry in entries for key in kinds if entry.get(key) is not None]
 
 
-def _name(ref: Object) -> str:
+def source_name(ref: Object) -> str:
+    """Return the name in a reference to a ConfigMap or a Secret."""
     return str(ref.get("name") or ref.get("secretName") or "")
 
 
@@ -162,13 +163,13 @@ def _items(ref: Object, data: Mapping[str, str]) -> dict[str, str]:
 
 def _write_files(source: tuple[str, Object], pod: Pod, manifests: Manifests, local: Path) -> list[str]:
     kind, ref = source
-    found = manifests.texts(kind, _name(ref), pod.namespace)
+    found = manifests.texts(kind, source_name(ref), pod.namespace)
     if found is None:
-        return [] if ref.get("optional") else [f"{kind} {_name(ref)}"]
+        return [] if ref.get("optional") else [f"{kind} {source_name(ref)}"]
     missing = []
     for key, path in _items(ref, found).items():
         if key not in found:
-            missing.append(f"key {key} of {kind} {_name(ref)}")
+            missing.append(f"key {key} of {kind} {source_name(ref)}")
             continue
         target = below(local, path)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ NNODES and asks the operator for rank and master. What else the operator sets in
 import re
 
 from tools.kube.manifests import Object
-from tools.workload.pod import Pod, check_size
+from tools.workload.pod import Pod
 from tools.workload.workload import JobState, Role, Workload, label, number
 
 JOB_LABEL = "HPJob"
@@ -81,6 +81,5 @@ class HyperPodPyTorchJob(Workload):
         return True
 
     def _pods(self) -> list[Pod]:
-        check_size((role.replicas, role.template["spec"]) for role in self.roles)
         labels = {JOB_LABEL: self.name}
         return [self._pod_of(role, index, labels) for role in self.roles for index in range(role.replicas)]

@@ -10,7 +10,7 @@ from typing import Any
 
 from tools.kube.manifests import Object
 from tools.workload.launches import launches
-from tools.workload.pod import Pod, check_size, main_container, with_environment
+from tools.workload.pod import Pod, main_container, with_environment
 from tools.workload.workload import JobState, Nameless, Role, Workload, label, number
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -131,7 +131,6 @@ class IndexedJob(Workload):
         self.spec.update(parallelism=count, completions=count)
 
     def _pods(self) -> list[Pod]:
-        check_size((role.replicas, role.template["spec"]) for role in self.roles)
         subdomain = "" if self.nameless else self._subdomain
         return Batch(self.name, self.namespace, self.name, "pod", self.spec, 0, subdomain).pods()
 

@@ -8,7 +8,7 @@ and validate/admit_job.go.
 
 from tools.kube.manifests import Object
 from tools.workload.launches import launches
-from tools.workload.pod import Pod, check_size
+from tools.workload.pod import Pod
 from tools.workload.workload import JobState, Nameless, Role, Workload, label, number
 
 # These give each pod its name as host name, and the job's as subdomain. The frameworks' imply svc.
@@ -111,7 +111,6 @@ class VolcanoJob(Workload):
         return wrong + [f"spec.plugins.{name}: Volcano has no plugin {name}" for name in unknown]
 
     def _pods(self) -> list[Pod]:
-        check_size((role.replicas, role.template["spec"]) for role in self.roles)
         hosts = self._hosts()
         return [self._pod(role, index, hosts) for role in self.roles for index in range(role.replicas)]
 

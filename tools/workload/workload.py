@@ -13,7 +13,7 @@ from tools.core.tables import load
 from tools.kube.json_patch import value_at
 from tools.kube.manifests import Manifests, Object
 from tools.kube.shapes import JOBS, META, Misshape, misshapes
-from tools.workload.pod import Pod, main_container, with_environment
+from tools.workload.pod import Pod, check_size, main_container, with_environment
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
@@ -187,6 +187,7 @@ class Workload(ABC):
         does not say what the pods will be.
         """
         self.check_shape()
+        check_size((role.replicas, role.template["spec"]) for role in self.roles)
         return self._pods()
 
     def check_shape(self) -> None:

@@ -17,6 +17,7 @@ from tools.preflight.rules.storage import mount_of, save_seconds
 from tools.preflight.subject import Subject, Template
 from tools.simulator import wiring
 from tools.simulator.command_line import literals, words
+from tools.simulator.volumes import source_name, sources
 from training.config import DATA, FILES, Config, ConfigError, load_texts
 from training.models.counting import trainable_parameters
 from training.models.published import differences
@@ -172,21 +173,14 @@ def _configured(subject: Subject) -> Iterator[tuple[Template, tuple[str, ...]]]:
     for template in subject.training():
         maps = subject.named("ConfigMap", template.namespace)
         files: dict[str, str] = {}
-        for name in _mounted_maps(template):
-            files |= (maps.get(name) or {}).get("data") or {}
+        for kind, ref in (one for volume in template.volumes().values() for one in sources(volume)):
+            if kind == "ConfigMap":
+                files |= (maps.get(source_name(ref)) or {}).get("data") or {}
         if all(f"{layer}.yaml" in files for layer in FILES):
             yield (
                 template,
                 tuple(files[name] for layer in (*FILES, DATA) if (name := f"{layer}.yaml") in files),
             )
-
-
-def _mounted_maps(template: Template) -> Iterator[str]:
-    for volume in template.volumes().values():
-        sources = [volume, *((volume.get("projected") or {}).get("sources") or [])]
-        for source in sources:
-            if source.get("configMap"):
-                yield str(source["configMap"].get("name"))
 
 
 @functools.lru_cache(maxsize=64)

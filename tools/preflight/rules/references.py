@@ -12,6 +12,7 @@ from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.kube.manifests import Object, name_of
 from tools.preflight.rule import Place, needed, rule
 from tools.preflight.subject import Subject, Template, title
+from tools.simulator.volumes import source_name, sources
 
 HASH = re.compile(r"-[bcdfghkmt2456789]{10}$")  # the suffix that kustomize adds to a generated name
 ROLE = "eks.amazonaws.com/role-arn"
@@ -92,28 +93,19 @@ def _wanted(template: Template) -> Iterator[Wanted]:
         path = f"{template.spec_path}.volumes[{name}]"
         if claim := volume.get("persistentVolumeClaim"):
             yield "PersistentVolumeClaim", claim["claimName"], path, None, False
-        if secret := volume.get("secret"):
-            yield from _from_source(secret | {"name": secret.get("secretName", "")}, "Secret", path)
-        yield from _from_source(volume.get("configMap"), "ConfigMap", path)
-        for source in (volume.get("projected") or {}).get("sources") or []:
-            yield from _from_source(source.get("configMap"), "ConfigMap", path)
-            yield from _from_source(source.get("secret"), "Secret", path)
+        for kind, ref in sources(volume):
+            for key in [item["key"] for item in ref.get("items") or []] or ([None] if ref else []):
+                yield kind, source_name(ref), path, key, bool(ref.get("optional"))
     for path, container in template.containers():
         for source in container.get("envFrom") or []:
             for field, kind in MAPS.items():
-                if ref := source.get(field):
-                    yield kind, ref.get("name", ""), f"{path}.envFrom", None, bool(ref.get("optional"))
+                if given := source.get(field):
+                    yield kind, given.get("name", ""), f"{path}.envFrom", None, bool(given.get("optional"))
         for entry in container.get("env") or []:
             at = f"{path}.env[{entry['name']}]"
             for field, kind in KEYS.items():
-                if ref := (entry.get("valueFrom") or {}).get(field):
-                    yield kind, ref.get("name", ""), at, ref["key"], bool(ref.get("optional"))
-
-
-def _from_source(source: Object | None, kind: str, path: str) -> Iterator[Wanted]:
-    if source:
-        for key in [item["key"] for item in source.get("items") or []] or [None]:
-            yield kind, source.get("name", ""), path, key, bool(source.get("optional"))
+                if given := (entry.get("valueFrom") or {}).get(field):
+                    yield kind, given.get("name", ""), at, given["key"], bool(given.get("optional"))
 
 
 def _key_verdict(place: Place, kind: str, item: Object, key: str | None, optional: bool) -> Verdict:
