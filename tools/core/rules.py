@@ -10,7 +10,7 @@ from typing import Any
 from tools.core.tables import load
 from tools.core.verdict import Verdict
 
-Check = Callable[[Any], Iterator[Verdict]]
+Check = Callable[..., Iterator[Verdict]]
 
 
 class Question(enum.Enum):
@@ -36,9 +36,17 @@ class Rule:
 
     id: str
     check: Check
+    each: str
     why: str
     page: str
     question: Question
+
+    def verdicts(self, subject: Any) -> Iterator[Verdict]:
+        """Apply the check to a subject, or to each item of it that the rule is about."""
+        items = getattr(subject, self.each) if self.each else None
+        if items is None:
+            return self.check(subject)
+        return (one for item in (items() if callable(items) else items) for one in self.check(subject, item))
 
 
 class Rules:
@@ -49,11 +57,13 @@ class Rules:
         self._modules = [f"tools.{package}.rules.{name}" for name in modules]
         self._found: dict[str, Rule] = {}
 
-    def __call__(self, name: str) -> Callable[[Check], Check]:
+    def __call__(self, name: str, each: str = "") -> Callable[[Check], Check]:
+        """Register a check of a subject. With `each`, it gets each item of that attribute or method beside it."""
+
         def register(check: Check) -> Check:
             row = load(self._table)[name]
             question = Question[row.get("asks", "trains").upper()]
-            self._found[name] = Rule(name, check, row["why"], row["page"].rstrip(), question)
+            self._found[name] = Rule(name, check, each, row["why"], row["page"].rstrip(), question)
             return check
 
         return register

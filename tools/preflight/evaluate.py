@@ -60,7 +60,7 @@ def evaluate(manifests: Manifests, base: Published | None = None, given: Given |
     Its model must be that of `base`, and its containers without a command start what is `given`.
     """
     checked = replace(subject(manifests, given), base=base)
-    verdicts = [checked.located(_asked(one, found)) for one in rule.all.values() for found in one.check(checked)]
+    verdicts = [checked.located(_asked(one, found)) for one in rule.all.values() for found in one.verdicts(checked)]
     verdicts = _once(verdicts)
     owners = {id(template.item): str(template.item["kind"]) for template in checked.templates}
     return Evaluation(manifests.source, verdicts, Counter(owners.values()), _unjudged(checked))

@@ -130,5 +130,5 @@ def verdicts(read: Subject, without: Collection[str] = ()) -> list[Verdict]:
         replace(verdict, details={"rule": one.id, **verdict.details})
         for one in rule.all.values()
         if one.id not in without
-        for verdict in one.check(read)
+        for verdict in one.verdicts(read)
     ]

@@ -16,63 +16,60 @@ CACHES = re.compile(r"^(?:(?:XDG_\w+_|HF_|TORCH_|TRITON_)?HOME|MPLCONFIGDIR|WAND
 HOMES = ("HOME", "XDG_CACHE_HOME", "HF_HOME")
 
 
-@rule("executable")
-def executable(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.templates:
-        for path, container in template.containers():
-            first = next(iter(container.get("command") or []), None)
-            if first is None:
-                continue
-            place = Place(template.object, f"{path}.command[0]", first)
-            if re.search(r"\S\s+\S", first):
-                summary = "the whole command is one word, and no file has that name"
-                yield bad(place, summary, "one list item for each word, or sh -c before it")
-            else:
-                yield good(place, "one word")
-
-
-@rule("run-as-user")
-def run_as_user(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.templates:
-        shared = template.spec.get("securityContext") or {}
-        for path, container in template.containers():
-            own = container.get("securityContext") or {}
-            user = own.get("runAsUser", shared.get("runAsUser"))
-            if not own.get("runAsNonRoot", shared.get("runAsNonRoot")):
-                continue
-            place = Place(template.object, f"{path}.securityContext", {"runAsNonRoot": True, "runAsUser": user})
-            if user == 0:
-                yield bad(place, "runAsNonRoot with user 0: the container does not start", "runAsUser: 1000")
-            elif user is None:
-                summary = "runAsNonRoot without runAsUser: the container starts if the image has a numeric user"
-                yield doubtful(place, summary, "runAsUser: the number of the image's user")
-            else:
-                yield good(place, f"user {user} is not root")
-
-
-@rule("read-only-root")
-def read_only_root(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.training():
-        path, container = template.trainer()
-        if not (container.get("securityContext") or {}).get("readOnlyRootFilesystem"):
+@rule("executable", each="templates")
+def executable(subject: Subject, template: Template) -> Iterator[Verdict]:
+    for path, container in template.containers():
+        first = next(iter(container.get("command") or []), None)
+        if first is None:
             continue
-        place = Place(template.object, f"{path}.securityContext.readOnlyRootFilesystem", True)
-        values = literals(container)
-        temporary = [values.get("TMPDIR"), *TEMPORARY, container.get("workingDir")]
-        if not any(one and _writable(template, container, one) for one in temporary):
-            yield bad(place, "no directory for temporary files is writable", "an emptyDir at /tmp")
-            continue
-        paths = [name for name, value in values.items() if CACHES.search(name) and value.startswith("/")]
-        wrong = [name for name in paths if not _writable(template, container, values[name])]
-        for name in wrong:
-            summary = f"{name} is {values[name]}, which is not on a writable volume"
-            yield bad(place, summary, f"mount an emptyDir there, or set {name} to a path on one")
-        if wrong:
-            continue
-        if any(name in values for name in HOMES):
-            yield good(place, "temporary files and caches are on writable volumes")
+        place = Place(template.object, f"{path}.command[0]", first)
+        if re.search(r"\S\s+\S", first):
+            summary = "the whole command is one word, and no file has that name"
+            yield bad(place, summary, "one list item for each word, or sh -c before it")
         else:
-            yield doubtful(place, "caches in the image's home directory cannot be written", "HOME on an emptyDir")
+            yield good(place, "one word")
+
+
+@rule("run-as-user", each="templates")
+def run_as_user(subject: Subject, template: Template) -> Iterator[Verdict]:
+    shared = template.spec.get("securityContext") or {}
+    for path, container in template.containers():
+        own = container.get("securityContext") or {}
+        user = own.get("runAsUser", shared.get("runAsUser"))
+        if not own.get("runAsNonRoot", shared.get("runAsNonRoot")):
+            continue
+        place = Place(template.object, f"{path}.securityContext", {"runAsNonRoot": True, "runAsUser": user})
+        if user == 0:
+            yield bad(place, "runAsNonRoot with user 0: the container does not start", "runAsUser: 1000")
+        elif user is None:
+            summary = "runAsNonRoot without runAsUser: the container starts if the image has a numeric user"
+            yield doubtful(place, summary, "runAsUser: the number of the image's user")
+        else:
+            yield good(place, f"user {user} is not root")
+
+
+@rule("read-only-root", each="training")
+def read_only_root(subject: Subject, template: Template) -> Iterator[Verdict]:
+    path, container = template.trainer()
+    if not (container.get("securityContext") or {}).get("readOnlyRootFilesystem"):
+        return
+    place = Place(template.object, f"{path}.securityContext.readOnlyRootFilesystem", True)
+    values = literals(container)
+    temporary = [values.get("TMPDIR"), *TEMPORARY, container.get("workingDir")]
+    if not any(one and _writable(template, container, one) for one in temporary):
+        yield bad(place, "no directory for temporary files is writable", "an emptyDir at /tmp")
+        return
+    paths = [name for name, value in values.items() if CACHES.search(name) and value.startswith("/")]
+    wrong = [name for name in paths if not _writable(template, container, values[name])]
+    for name in wrong:
+        summary = f"{name} is {values[name]}, which is not on a writable volume"
+        yield bad(place, summary, f"mount an emptyDir there, or set {name} to a path on one")
+    if wrong:
+        return
+    if any(name in values for name in HOMES):
+        yield good(place, "temporary files and caches are on writable volumes")
+    else:
+        yield doubtful(place, "caches in the image's home directory cannot be written", "HOME on an emptyDir")
 
 
 def _writable(template: Template, container: Object, directory: str) -> bool:

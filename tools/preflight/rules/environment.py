@@ -37,36 +37,33 @@ FREE_TEXT = ("data", "stringData", "binaryData", "annotations")
 WORD_PATH = re.compile(r"\.(command|args)\[\d+\]$")
 
 
-@rule("env-twice")
-def env_twice(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.templates:
-        for path, container in template.containers():
-            entries = container.get("env") or []
-            counts = Counter(entry["name"] for entry in entries)
-            for name in (name for name, count in counts.items() if count > 1):
-                values = [entry.get("value", "(a reference)") for entry in entries if entry["name"] == name]
-                place = Place(template.object, f"{path}.env[{name}]", ", ".join(map(str, values)))
-                yield bad(place, f"{name} is set {counts[name]} times", "keep one")
-            if counts and max(counts.values()) == 1:
-                yield good(Place(template.object, f"{path}.env"), f"{len(counts)} variables, each set once")
+@rule("env-twice", each="templates")
+def env_twice(subject: Subject, template: Template) -> Iterator[Verdict]:
+    for path, container in template.containers():
+        entries = container.get("env") or []
+        counts = Counter(entry["name"] for entry in entries)
+        for name in (name for name, count in counts.items() if count > 1):
+            values = [entry.get("value", "(a reference)") for entry in entries if entry["name"] == name]
+            place = Place(template.object, f"{path}.env[{name}]", ", ".join(map(str, values)))
+            yield bad(place, f"{name} is set {counts[name]} times", "keep one")
+        if counts and max(counts.values()) == 1:
+            yield good(Place(template.object, f"{path}.env"), f"{len(counts)} variables, each set once")
 
 
-@rule("env-overridden")
-def env_overridden(subject: Subject) -> Iterator[Verdict]:
-    for job in subject.jobs:
-        for template in job.templates:
-            given = _injected(job, template)
-            path, container = template.trainer()
-            if given is None:
-                continue
-            values = literals(container)
-            for name, value in values.items():
-                if name in given and given[name] != value and name != "PYTHONUNBUFFERED":
-                    place = Place(job.object, f"{path}.env[{name}]", value)
-                    summary = f"{name} has no effect: the operator sets {given[name]!r}"
-                    yield bad(place, summary, "set the job's field")
-            if not any(name in given for name in values):
-                yield good(Place(job.object, f"{path}.env"), "no variable that the operator sets")
+@rule("env-overridden", each="jobs")
+def env_overridden(subject: Subject, job: Job) -> Iterator[Verdict]:
+    for template in job.templates:
+        given = _injected(job, template)
+        path, container = template.trainer()
+        if given is None:
+            continue
+        values = literals(container)
+        for name, value in values.items():
+            if name in given and given[name] != value and name != "PYTHONUNBUFFERED":
+                place = Place(job.object, f"{path}.env[{name}]", value)
+                yield bad(place, f"{name} has no effect: the operator sets {given[name]!r}", "set the job's field")
+        if not any(name in given for name in values):
+            yield good(Place(job.object, f"{path}.env"), "no variable that the operator sets")
 
 
 def _injected(job: Job, template: Template) -> dict[str, str] | None:
@@ -78,13 +75,12 @@ def _injected(job: Job, template: Template) -> dict[str, str] | None:
     return {entry["name"]: entry["value"] for entry in pod.container["env"] if entry not in own}
 
 
-@rule("env-reference")
-def env_reference(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.templates:
-        job = subject.job_of(template)
-        given = set(_injected(job, template) or {}) if job else set()
-        for path, container in template.containers():
-            yield from _references(subject, template, path, container, given)
+@rule("env-reference", each="templates")
+def env_reference(subject: Subject, template: Template) -> Iterator[Verdict]:
+    job = subject.job_of(template)
+    given = set(_injected(job, template) or {}) if job else set()
+    for path, container in template.containers():
+        yield from _references(subject, template, path, container, given)
 
 
 def _references(
@@ -191,39 +187,37 @@ def _literal_words(container: Object) -> list[str]:
     return [*container["command"], *(container.get("args") or [])]
 
 
-@rule("env-guidance")
-def env_guidance(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.training():
-        path, container = template.trainer()
-        for name, value in literals(container).items():
-            item = guidance(name, value, template.selected.known)
-            if item is None or (name == "NCCL_SOCKET_IFNAME" and template.spec.get("hostNetwork")):
-                continue
-            place = Place(template.object, f"{path}.env[{name}]", value)
-            summary = f"{name}: {item.say.value}: {item.reason} ({item.source})"
-            if item.say is Say.NEVER:
-                yield bad(place, summary, f"remove {name}")
-            elif item.say is Say.SET and value != item.value and value.lower() == str(item.value).lower():
-                summary = f"{name} must be {item.value}, case matters: {item.reason}"
-                yield bad(place, summary, f"{name}={item.value}")
-            elif item.say is Say.SET:
-                yield good(place, summary)
-            else:
-                yield bad(place, summary, f"remove {name} unless you measured that you need it")
+@rule("env-guidance", each="training")
+def env_guidance(subject: Subject, template: Template) -> Iterator[Verdict]:
+    path, container = template.trainer()
+    for name, value in literals(container).items():
+        item = guidance(name, value, template.selected.known)
+        if item is None or (name == "NCCL_SOCKET_IFNAME" and template.spec.get("hostNetwork")):
+            continue
+        place = Place(template.object, f"{path}.env[{name}]", value)
+        summary = f"{name}: {item.say.value}: {item.reason} ({item.source})"
+        if item.say is Say.NEVER:
+            yield bad(place, summary, f"remove {name}")
+        elif item.say is Say.SET and value != item.value and value.lower() == str(item.value).lower():
+            summary = f"{name} must be {item.value}, case matters: {item.reason}"
+            yield bad(place, summary, f"{name}={item.value}")
+        elif item.say is Say.SET:
+            yield good(place, summary)
+        else:
+            yield bad(place, summary, f"remove {name} unless you measured that you need it")
 
 
-@rule("loopback")
-def loopback(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.training():
-        path = template.trainer()[0]
-        for name, value in subject.started(template)[1].items():
-            if name not in INTERFACES or template.nodes < 2:
-                continue
-            place = Place(template.object, f"{path}.env[{name}]", value)
-            if value.lstrip("=").split(",")[0] == "lo":
-                yield bad(place, f"{name} is loopback in a job of {template.nodes} pods", "eth0, or remove it")
-            else:
-                yield good(place, "not the loopback interface")
+@rule("loopback", each="training")
+def loopback(subject: Subject, template: Template) -> Iterator[Verdict]:
+    path = template.trainer()[0]
+    for name, value in subject.started(template)[1].items():
+        if name not in INTERFACES or template.nodes < 2:
+            continue
+        place = Place(template.object, f"{path}.env[{name}]", value)
+        if value.lstrip("=").split(",")[0] == "lo":
+            yield bad(place, f"{name} is loopback in a job of {template.nodes} pods", "eth0, or remove it")
+        else:
+            yield good(place, "not the loopback interface")
 
 
 @rule("efa-provider")

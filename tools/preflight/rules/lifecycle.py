@@ -80,38 +80,36 @@ def _after_a_failed_pod(job: Job) -> Verdict:
     return bad(place, f"{job.nodes} pods, and the remaining ones wait for one that has failed", remedy)
 
 
-@rule("backoff-limit")
-def backoff_limit(subject: Subject) -> Iterator[Verdict]:
-    for job in subject.operator_jobs():
-        replicas = (job.spec.get("pytorchReplicaSpecs") or {}).values()
-        if all(replica.get("restartPolicy") == "Never" for replica in replicas):
-            continue
-        value = (job.spec.get("runPolicy") or {}).get("backoffLimit")
-        place = Place(job.object, "spec.runPolicy.backoffLimit", "not set" if value is None else value)
-        if value is None:
-            yield bad(place, "restarts have no limit", f"backoffLimit: {3 * job.nodes}")
-        elif isinstance(value, int) and 0 < value < job.nodes:
-            summary = f"{value} restarts for {job.nodes} pods: one lost rendezvous host uses up {job.nodes}"
-            yield bad(place, summary, f"backoffLimit: {3 * job.nodes}")
-        else:
-            yield good(place, "restarts are limited")
+@rule("backoff-limit", each="operator_jobs")
+def backoff_limit(subject: Subject, job: Job) -> Iterator[Verdict]:
+    replicas = (job.spec.get("pytorchReplicaSpecs") or {}).values()
+    if all(replica.get("restartPolicy") == "Never" for replica in replicas):
+        return
+    value = (job.spec.get("runPolicy") or {}).get("backoffLimit")
+    place = Place(job.object, "spec.runPolicy.backoffLimit", "not set" if value is None else value)
+    if value is None:
+        yield bad(place, "restarts have no limit", f"backoffLimit: {3 * job.nodes}")
+    elif isinstance(value, int) and 0 < value < job.nodes:
+        summary = f"{value} restarts for {job.nodes} pods: one lost rendezvous host uses up {job.nodes}"
+        yield bad(place, summary, f"backoffLimit: {3 * job.nodes}")
+    else:
+        yield good(place, "restarts are limited")
 
 
-@rule("ttl")
-def ttl(subject: Subject) -> Iterator[Verdict]:
-    for item in subject.objects:
-        path, value = _ttl(item)
-        if value is None:
-            continue
-        place = Place(title(item), path, value)
-        sign = _reconciled(item)
-        if sign:
-            summary = f"removed after {value} s and created again: it has {sign}"
-            yield bad(place, summary, "remove ttlSecondsAfterFinished")
-        elif "ExitCode" in str(item.get("spec")):
-            yield bad(place, "with ExitCode a failed job is never removed", "restartPolicy: OnFailure")
-        else:
-            yield good(place, "nothing shows that this job is reconciled from git; if it is, remove the TTL")
+@rule("ttl", each="objects")
+def ttl(subject: Subject, item: Object) -> Iterator[Verdict]:
+    path, value = _ttl(item)
+    if value is None:
+        return
+    place = Place(title(item), path, value)
+    sign = _reconciled(item)
+    if sign:
+        summary = f"removed after {value} s and created again: it has {sign}"
+        yield bad(place, summary, "remove ttlSecondsAfterFinished")
+    elif "ExitCode" in str(item.get("spec")):
+        yield bad(place, "with ExitCode a failed job is never removed", "restartPolicy: OnFailure")
+    else:
+        yield good(place, "nothing shows that this job is reconciled from git; if it is, remove the TTL")
 
 
 def _ttl(item: Object) -> tuple[str, Any]:
@@ -135,17 +133,16 @@ def _reconciled(item: Object) -> str:
     return ""
 
 
-@rule("readiness")
-def readiness(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.training():
-        path, container = template.trainer()
-        if template.nodes < 2:
-            continue
-        place = Place(template.object, f"{path}.readinessProbe")
-        if container.get("readinessProbe") is None:
-            yield good(place, "the pods have their names immediately")
-        else:
-            yield bad(place, "the rendezvous waits for a name that the probe withholds", "use a livenessProbe")
+@rule("readiness", each="training")
+def readiness(subject: Subject, template: Template) -> Iterator[Verdict]:
+    path, container = template.trainer()
+    if template.nodes < 2:
+        return
+    place = Place(template.object, f"{path}.readinessProbe")
+    if container.get("readinessProbe") is None:
+        yield good(place, "the pods have their names immediately")
+    else:
+        yield bad(place, "the rendezvous waits for a name that the probe withholds", "use a livenessProbe")
 
 
 @rule("old-labels")
@@ -161,57 +158,54 @@ def old_labels(subject: Subject) -> Iterator[Verdict]:
                 yield bad(place, f"no pod has the label {name}", remedy)
 
 
-@rule("auto-resume")
-def auto_resume(subject: Subject) -> Iterator[Verdict]:
-    for job in subject.operator_jobs():
-        metadata = job.item["metadata"]
-        value = (metadata.get("annotations") or {}).get(AUTO_RESUME)
-        if value is None:
-            continue
-        place = Place(job.object, f"metadata.annotations[{AUTO_RESUME}]", value)
-        replicas = job.spec["pytorchReplicaSpecs"].values()
-        policies = {replica.get("restartPolicy") or "OnFailure" for replica in replicas}
-        namespace = metadata.get("namespace")
-        if value not in ("true", "false"):
-            yield bad(place, f"{value!r} does not count as true", 'write "true", in quotes')
-        elif policies != {"OnFailure"}:
-            summary = f"auto-resume needs restartPolicy OnFailure, not {', '.join(policies)}"
-            yield bad(place, summary, "restartPolicy: OnFailure")
-        elif namespace is None:
-            yield good(place, "the conditions are met in the namespace kubeflow, or one that begins with hyperpod")
-        elif namespace != "kubeflow" and not namespace.startswith("hyperpod"):
-            yield bad(place, f"HyperPod does not watch namespace {namespace}", "namespace: kubeflow")
-        else:
-            yield good(place, "the conditions of auto-resume are met")
+@rule("auto-resume", each="operator_jobs")
+def auto_resume(subject: Subject, job: Job) -> Iterator[Verdict]:
+    metadata = job.item["metadata"]
+    value = (metadata.get("annotations") or {}).get(AUTO_RESUME)
+    if value is None:
+        return
+    place = Place(job.object, f"metadata.annotations[{AUTO_RESUME}]", value)
+    replicas = job.spec["pytorchReplicaSpecs"].values()
+    policies = {replica.get("restartPolicy") or "OnFailure" for replica in replicas}
+    namespace = metadata.get("namespace")
+    if value not in ("true", "false"):
+        yield bad(place, f"{value!r} does not count as true", 'write "true", in quotes')
+    elif policies != {"OnFailure"}:
+        summary = f"auto-resume needs restartPolicy OnFailure, not {', '.join(policies)}"
+        yield bad(place, summary, "restartPolicy: OnFailure")
+    elif namespace is None:
+        yield good(place, "the conditions are met in the namespace kubeflow, or one that begins with hyperpod")
+    elif namespace != "kubeflow" and not namespace.startswith("hyperpod"):
+        yield bad(place, f"HyperPod does not watch namespace {namespace}", "namespace: kubeflow")
+    else:
+        yield good(place, "the conditions of auto-resume are met")
 
 
-@rule("queue-owner")
-def queue_owner(subject: Subject) -> Iterator[Verdict]:
-    for job in subject.operator_jobs():
-        queue = (job.item["metadata"].get("labels") or {}).get(QUEUE)
-        if queue is None:
-            continue
-        value = (job.spec.get("runPolicy") or {}).get("suspend")
-        place = Place(job.object, "spec.runPolicy.suspend", value)
-        if value is None:
-            yield good(place, f"the queue {queue} controls suspend")
-        else:
-            yield bad(place, f"suspend: {str(value).lower()} conflicts with the queue {queue}", "remove suspend")
+@rule("queue-owner", each="operator_jobs")
+def queue_owner(subject: Subject, job: Job) -> Iterator[Verdict]:
+    queue = (job.item["metadata"].get("labels") or {}).get(QUEUE)
+    if queue is None:
+        return
+    value = (job.spec.get("runPolicy") or {}).get("suspend")
+    place = Place(job.object, "spec.runPolicy.suspend", value)
+    if value is None:
+        yield good(place, f"the queue {queue} controls suspend")
+    else:
+        yield bad(place, f"suspend: {str(value).lower()} conflicts with the queue {queue}", "remove suspend")
 
 
-@rule("suspended")
-def suspended(subject: Subject) -> Iterator[Verdict]:
-    for job in subject.jobs:
-        holders = [("spec.runPolicy", job.spec.get("runPolicy") or {}), ("spec", job.spec)]
-        path = next((path for path, holder in holders if holder.get("suspend") is True), None)
-        if path is None or job.workload.wrapper:
-            continue
-        queue = (job.item["metadata"].get("labels") or {}).get(QUEUE)
-        place = Place(job.object, f"{path}.suspend", True)
-        if queue:
-            yield good(place, f"the queue {queue} starts the job")
-        else:
-            yield bad(place, "suspended, and no queue starts it", f"remove suspend, or add the label {QUEUE}")
+@rule("suspended", each="jobs")
+def suspended(subject: Subject, job: Job) -> Iterator[Verdict]:
+    holders = [("spec.runPolicy", job.spec.get("runPolicy") or {}), ("spec", job.spec)]
+    path = next((path for path, holder in holders if holder.get("suspend") is True), None)
+    if path is None or job.workload.wrapper:
+        return
+    queue = (job.item["metadata"].get("labels") or {}).get(QUEUE)
+    place = Place(job.object, f"{path}.suspend", True)
+    if queue:
+        yield good(place, f"the queue {queue} starts the job")
+    else:
+        yield bad(place, "suspended, and no queue starts it", f"remove suspend, or add the label {QUEUE}")
 
 
 @rule("signals")

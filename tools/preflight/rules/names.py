@@ -8,7 +8,7 @@ from tools.core.command_line import is_label, is_subdomain
 from tools.core.tables import load
 from tools.kube.images import is_local
 from tools.preflight.rule import Place, rule
-from tools.preflight.subject import Subject, title
+from tools.preflight.subject import Job, Subject, Template, title
 from tools.workload.operator_pods import pod_name
 
 LONGEST = 63  # characters of a DNS label (a Service's or pod's name) and of a label's value
@@ -65,54 +65,49 @@ def _label_faults(owner: str, path: str, labels: dict[str, str]) -> Iterator[Ver
             yield bad(Place(owner, f"{path}.{key}", value), f"label {key}: not a valid label value", remedy)
 
 
-@rule("name-length")
-def name_length(subject: Subject) -> Iterator[Verdict]:
-    for job in subject.operator_jobs():
-        for template in job.templates:
-            last = max(template.replicas, template.nodes if template.role == "Worker" else 1) - 1
-            longest = pod_name(job.item["metadata"]["name"], template.role, last)
-            place = Place(job.object, "metadata.name", longest)
-            if len(longest) <= LONGEST:
-                yield good(place, f"{len(longest)} characters")
-            else:
-                most = LONGEST - (len(longest) - len(job.item["metadata"]["name"]))
-                summary = f"{longest} has {len(longest)} characters"
-                yield bad(place, summary, f"a job name of at most {most} characters")
+@rule("name-length", each="operator_jobs")
+def name_length(subject: Subject, job: Job) -> Iterator[Verdict]:
+    for template in job.templates:
+        last = max(template.replicas, template.nodes if template.role == "Worker" else 1) - 1
+        longest = pod_name(job.item["metadata"]["name"], template.role, last)
+        place = Place(job.object, "metadata.name", longest)
+        if len(longest) <= LONGEST:
+            yield good(place, f"{len(longest)} characters")
+        else:
+            most = LONGEST - (len(longest) - len(job.item["metadata"]["name"]))
+            yield bad(place, f"{longest} has {len(longest)} characters", f"a job name of at most {most} characters")
 
 
-@rule("image-pinned")
-def image_pinned(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.templates:
-        for path, container in template.containers():
-            image = container.get("image")
-            if image is None or TEMPLATE & set(image) or is_local(image):
-                continue
+@rule("image-pinned", each="templates")
+def image_pinned(subject: Subject, template: Template) -> Iterator[Verdict]:
+    for path, container in template.containers():
+        image = container.get("image")
+        if image is None or TEMPLATE & set(image) or is_local(image):
+            continue
+        place = Place(template.object, f"{path}.image", image)
+        match = REFERENCE.fullmatch(image)
+        if match is None:
+            yield bad(place, f"{image!r} is not an image reference", "registry/name:tag or registry/name@sha256:...")
+        elif match["digest"] and not re.fullmatch(r"sha256:[0-9a-f]{64}", match["digest"]):
+            yield bad(place, "the digest is not sha256 with 64 digits", "copy it from the registry")
+        elif match["digest"]:
+            yield good(place, "pinned by digest")
+        elif match["tag"] is None:
+            yield doubtful(place, f"{image} has no tag, which means latest", "a version tag or a digest")
+        elif _moves(match["tag"]):
+            yield doubtful(place, f"the tag {match['tag']} moves", "a version tag or a digest")
+        else:
+            yield good(place, "pinned by a version tag")
+
+
+@rule("local-image", each="templates")
+def local_image(subject: Subject, template: Template) -> Iterator[Verdict]:
+    for path, container in template.containers():
+        image = str(container.get("image") or "")
+        if is_local(image):
             place = Place(template.object, f"{path}.image", image)
-            match = REFERENCE.fullmatch(image)
-            if match is None:
-                remedy = "registry/name:tag or registry/name@sha256:..."
-                yield bad(place, f"{image!r} is not an image reference", remedy)
-            elif match["digest"] and not re.fullmatch(r"sha256:[0-9a-f]{64}", match["digest"]):
-                yield bad(place, "the digest is not sha256 with 64 digits", "copy it from the registry")
-            elif match["digest"]:
-                yield good(place, "pinned by digest")
-            elif match["tag"] is None:
-                yield doubtful(place, f"{image} has no tag, which means latest", "a version tag or a digest")
-            elif _moves(match["tag"]):
-                yield doubtful(place, f"the tag {match['tag']} moves", "a version tag or a digest")
-            else:
-                yield good(place, "pinned by a version tag")
-
-
-@rule("local-image")
-def local_image(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.templates:
-        for path, container in template.containers():
-            image = str(container.get("image") or "")
-            if is_local(image):
-                place = Place(template.object, f"{path}.image", image)
-                summary = f"{image.partition('/')[0]} is another machine on each node"
-                yield bad(place, summary, "push it to a registry of the cluster, and give --image")
+            summary = f"{image.partition('/')[0]} is another machine on each node"
+            yield bad(place, summary, "push it to a registry of the cluster, and give --image")
 
 
 def _moves(tag: str) -> bool:

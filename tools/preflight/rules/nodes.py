@@ -11,7 +11,7 @@ from tools.facts.node_labels import HYPERPOD, KNOWN, OPEN, RESERVED, VALUES
 from tools.kube.manifests import Object
 from tools.kube.selectors import REQUIRED, ZONE, allowed_values, node_terms, selects
 from tools.preflight.rule import Place, rule
-from tools.preflight.subject import INSTANCE_LABELS, Subject, Template
+from tools.preflight.subject import INSTANCE_LABELS, Job, Subject, Template
 
 TOPOLOGY = "kueue.x-k8s.io/podset-required-topology"
 TYPE_NAME = re.compile(r"[a-z]+[0-9][a-z0-9-]*\.(nano|micro|small|medium|large|xlarge|[0-9]+xlarge|metal(-[0-9]+xl)?)")
@@ -20,26 +20,25 @@ ARCH_LABELS = ("kubernetes.io/arch", "beta.kubernetes.io/arch")
 ARCHITECTURES = {"arm64": "arm64", "aarch64": "arm64", "amd64": "amd64", "x86_64": "amd64", "x86-64": "amd64"}
 
 
-@rule("instance-types")
-def instance_types(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.templates:
-        selected = template.selected
-        if not selected.names:
-            continue
-        place = Place(template.object, selected.path, ", ".join(selected.names))
-        wrong = [name for name in selected.unknown if not TYPE_NAME.fullmatch(name) and "$" not in name]
-        contradiction = _contradiction(template)
-        if wrong:
-            match = nearest(wrong[0], INSTANCES)
-            remedy = f"did you mean {match}?" if match else "see the instance types of EC2"
-            yield bad(place, f"{wrong[0]} is not an instance type", remedy)
-        elif contradiction:
-            yield bad(place, f"node selector and affinity exclude each other: {contradiction}", "keep one")
-        elif selected.unknown:
-            summary = f"{', '.join(selected.unknown)}: not in tools/facts/instances.yaml"
-            yield doubtful(place, f"{summary}: whether the pod fits is not checked", "add its row")
-        else:
-            yield good(place, "known instance types")
+@rule("instance-types", each="templates")
+def instance_types(subject: Subject, template: Template) -> Iterator[Verdict]:
+    selected = template.selected
+    if not selected.names:
+        return
+    place = Place(template.object, selected.path, ", ".join(selected.names))
+    wrong = [name for name in selected.unknown if not TYPE_NAME.fullmatch(name) and "$" not in name]
+    contradiction = _contradiction(template)
+    if wrong:
+        match = nearest(wrong[0], INSTANCES)
+        remedy = f"did you mean {match}?" if match else "see the instance types of EC2"
+        yield bad(place, f"{wrong[0]} is not an instance type", remedy)
+    elif contradiction:
+        yield bad(place, f"node selector and affinity exclude each other: {contradiction}", "keep one")
+    elif selected.unknown:
+        summary = f"{', '.join(selected.unknown)}: not in tools/facts/instances.yaml"
+        yield doubtful(place, f"{summary}: whether the pod fits is not checked", "add its row")
+    else:
+        yield good(place, "known instance types")
 
 
 def _contradiction(template: Template) -> str:
@@ -53,17 +52,16 @@ def _contradiction(template: Template) -> str:
     return f"{', '.join(fixed)} and {', '.join(allowed)}"
 
 
-@rule("hyperpod-nodes")
-def hyperpod_nodes(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.training():
-        names = template.selected.names
-        if not names or not _for_hyperpod(template):
-            continue
-        place = Place(template.object, template.selected.path, ", ".join(names))
-        if any(name.startswith("ml.") for name in names):
-            yield good(place, "HyperPod's names are included")
-        else:
-            yield bad(place, "no node of HyperPod has these labels", f"add ml.{names[0]}")
+@rule("hyperpod-nodes", each="training")
+def hyperpod_nodes(subject: Subject, template: Template) -> Iterator[Verdict]:
+    names = template.selected.names
+    if not names or not _for_hyperpod(template):
+        return
+    place = Place(template.object, template.selected.path, ", ".join(names))
+    if any(name.startswith("ml.") for name in names):
+        yield good(place, "HyperPod's names are included")
+    else:
+        yield bad(place, "no node of HyperPod has these labels", f"add ml.{names[0]}")
 
 
 def _for_hyperpod(template: Template) -> bool:
@@ -72,24 +70,23 @@ def _for_hyperpod(template: Template) -> bool:
     return template.item.get("kind") == "HyperPodPyTorchJob" or any(key.startswith(HYPERPOD) for key in keys)
 
 
-@rule("efa-one-zone")
-def efa_one_zone(subject: Subject) -> Iterator[Verdict]:
-    for job in subject.jobs:
-        templates = [one for one in job.templates if one.training and one.efa > 0]
-        if not templates or max(one.nodes for one in templates) < 2:
-            continue
-        zones = [zone for one in templates if (zone := _zone(one))]
-        place = Place(job.object, templates[0].spec_path, ", ".join(sorted(set(zones))) or "no zone")
-        spread = next((path for one in templates if (path := _spread(one))), "")
-        if len(set(zones)) > 1:
-            yield bad(place, "pods with EFA are placed in different zones, and EFA does not cross one", "one zone")
-        elif spread:
-            yield bad(place, f"{spread} puts pods with EFA into different zones, which EFA does not cross", "remove it")
-        elif len(zones) == len(templates) or all(_together(one) for one in templates):
-            yield good(place, "the pods are kept in one zone")
-        else:
-            remedy = f"a required podAffinity over {ZONE} that selects the job's pods"
-            yield doubtful(place, "nothing keeps pods with EFA in one zone, and EFA does not cross one", remedy)
+@rule("efa-one-zone", each="jobs")
+def efa_one_zone(subject: Subject, job: Job) -> Iterator[Verdict]:
+    templates = [one for one in job.templates if one.training and one.efa > 0]
+    if not templates or max(one.nodes for one in templates) < 2:
+        return
+    zones = [zone for one in templates if (zone := _zone(one))]
+    place = Place(job.object, templates[0].spec_path, ", ".join(sorted(set(zones))) or "no zone")
+    spread = next((path for one in templates if (path := _spread(one))), "")
+    if len(set(zones)) > 1:
+        yield bad(place, "pods with EFA are placed in different zones, and EFA does not cross one", "one zone")
+    elif spread:
+        yield bad(place, f"{spread} puts pods with EFA into different zones, which EFA does not cross", "remove it")
+    elif len(zones) == len(templates) or all(_together(one) for one in templates):
+        yield good(place, "the pods are kept in one zone")
+    else:
+        remedy = f"a required podAffinity over {ZONE} that selects the job's pods"
+        yield doubtful(place, "nothing keeps pods with EFA in one zone, and EFA does not cross one", remedy)
 
 
 def _zone(template: Template) -> str:
@@ -128,27 +125,24 @@ def _own(term: Object, template: Template) -> bool:
     return own and term["topologyKey"] == ZONE
 
 
-@rule("architecture")
-def architecture(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.templates:
-        nodes = _node_architectures(template)
-        if len(nodes) > 1:
-            place = Place(template.object, template.spec_path, ", ".join(sorted(nodes)))
-            yield bad(place, "node selector and instance type have different architectures", "keep one")
+@rule("architecture", each="templates")
+def architecture(subject: Subject, template: Template) -> Iterator[Verdict]:
+    nodes = _node_architectures(template)
+    if len(nodes) > 1:
+        place = Place(template.object, template.spec_path, ", ".join(sorted(nodes)))
+        yield bad(place, "node selector and instance type have different architectures", "keep one")
+        return
+    for path, container in template.containers():
+        image = str(container.get("image") or "")
+        built = {value for key, value in ARCHITECTURES.items() if re.search(rf"(?<![a-z0-9]){key}(?![a-z0-9])", image)}
+        if len(built) != 1 or not nodes:
             continue
-        for path, container in template.containers():
-            image = str(container.get("image") or "")
-            built = {
-                value for key, value in ARCHITECTURES.items() if re.search(rf"(?<![a-z0-9]){key}(?![a-z0-9])", image)
-            }
-            if len(built) != 1 or not nodes:
-                continue
-            place = Place(template.object, f"{path}.image", image)
-            if built == nodes:
-                yield good(place, f"the image and the nodes are {built.pop()}")
-            else:
-                need = next(iter(nodes))
-                yield bad(place, f"an image for {built.pop()} on {need} nodes", f"use an image for {need}")
+        place = Place(template.object, f"{path}.image", image)
+        if built == nodes:
+            yield good(place, f"the image and the nodes are {built.pop()}")
+        else:
+            need = next(iter(nodes))
+            yield bad(place, f"an image for {built.pop()} on {need} nodes", f"use an image for {need}")
 
 
 def _node_architectures(template: Template) -> set[str]:
@@ -163,21 +157,20 @@ def _node_architectures(template: Template) -> set[str]:
     return architectures & {"arm64", "amd64"}
 
 
-@rule("node-labels")
-def node_labels(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.templates:
-        terms = node_terms(template.spec) or []
-        for path, key, values in _wanted_labels(template, terms):
-            place = Place(template.object, path, f"{key}: {', '.join(values)}" if values else key)
-            alternative = ".nodeSelector[" not in path and len(terms) > 1
-            summary, remedy = _label_fault(key, values)
-            if not summary:
-                if key in KNOWN:
-                    yield good(place, "a label that nodes have")
-            elif remedy and not alternative:
-                yield bad(place, summary, remedy)
-            else:
-                yield doubtful(place, summary, remedy or "see kubectl get nodes --show-labels")
+@rule("node-labels", each="templates")
+def node_labels(subject: Subject, template: Template) -> Iterator[Verdict]:
+    terms = node_terms(template.spec) or []
+    for path, key, values in _wanted_labels(template, terms):
+        place = Place(template.object, path, f"{key}: {', '.join(values)}" if values else key)
+        alternative = ".nodeSelector[" not in path and len(terms) > 1
+        summary, remedy = _label_fault(key, values)
+        if not summary:
+            if key in KNOWN:
+                yield good(place, "a label that nodes have")
+        elif remedy and not alternative:
+            yield bad(place, summary, remedy)
+        else:
+            yield doubtful(place, summary, remedy or "see kubectl get nodes --show-labels")
 
 
 def _wanted_labels(template: Template, terms: list[Object]) -> Iterator[tuple[str, str, list[str]]]:

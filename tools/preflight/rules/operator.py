@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tools.core.verdict import State, Verdict, bad, good
+from tools.kube import Object
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Job, Subject, title
-from tools.workload import kinds
+from tools.workload import Workload, kinds
 
 
 @rule("types")
@@ -18,19 +19,18 @@ def types(subject: Subject) -> Iterator[Verdict]:
         yield good(Place(template.object, template.spec_path), "the pod has the types that Kubernetes expects")
 
 
-@rule("api-version")
-def api_version(subject: Subject) -> Iterator[Verdict]:
-    for item in subject.objects:
-        kind, version = str(item.get("kind")), item.get("apiVersion")
-        workload, group = kinds.of(item), str(version).rpartition("/")[0]
-        known = workload.api if workload else _SERVED.get(kind)
-        if known is None or group not in (known.rpartition("/")[0], "extensions"):
-            continue  # a kind of another group may have the same name
-        place = Place(title(item), "apiVersion", version)
-        if version == known:
-            yield good(place, f"{kind} {version} is served")
-        else:
-            yield bad(place, f"{kind} is {known}, not {version}", f"apiVersion: {known}")
+@rule("api-version", each="objects")
+def api_version(subject: Subject, item: Object) -> Iterator[Verdict]:
+    kind, version = str(item.get("kind")), item.get("apiVersion")
+    workload, group = kinds.of(item), str(version).rpartition("/")[0]
+    known = workload.api if workload else _SERVED.get(kind)
+    if known is None or group not in (known.rpartition("/")[0], "extensions"):
+        return  # a kind of another group may have the same name
+    place = Place(title(item), "apiVersion", version)
+    if version == known:
+        yield good(place, f"{kind} {version} is served")
+    else:
+        yield bad(place, f"{kind} is {known}, not {version}", f"apiVersion: {known}")
 
 
 _SERVED = {
@@ -43,14 +43,13 @@ _SERVED = {
 }
 
 
-@rule("admission")
-def admission(subject: Subject) -> Iterator[Verdict]:
-    for workload in subject.workloads:
-        for reason in workload.refused:
-            path, _, fault = reason.partition(": ")
-            yield bad(Place(workload.title, path), f"refused: {fault or reason}", "correct this field")
-        if not workload.refused:
-            yield good(Place(workload.title, "spec"), f"{workload.kind}: the job is admitted")
+@rule("admission", each="workloads")
+def admission(subject: Subject, workload: Workload) -> Iterator[Verdict]:
+    for reason in workload.refused:
+        path, _, fault = reason.partition(": ")
+        yield bad(Place(workload.title, path), f"refused: {fault or reason}", "correct this field")
+    if not workload.refused:
+        yield good(Place(workload.title, "spec"), f"{workload.kind}: the job is admitted")
 
 
 @rule("wiring")
@@ -68,19 +67,17 @@ def wiring(subject: Subject) -> Iterator[Verdict]:
         yield replace(verdict, details=Place(title(item), "spec").details())
 
 
-@rule("elastic-bounds")
-def elastic_bounds(subject: Subject) -> Iterator[Verdict]:
-    for job in subject.operator_jobs():
-        bounds = _bounds(job)
-        if bounds is None or job.analysis is None:
-            continue
-        low, high, count = *bounds, _count(job)
-        place = Place(job.object, "spec.elasticPolicy", f"min {low}, replicas {count}, max {high}")
-        if not _outside(job):
-            yield good(place, "the replicas are within the elastic bounds")
-        else:
-            summary = f"{count} pods are not within {low} to {high}"
-            yield bad(place, summary, f"set minReplicas <= {count} <= maxReplicas")
+@rule("elastic-bounds", each="operator_jobs")
+def elastic_bounds(subject: Subject, job: Job) -> Iterator[Verdict]:
+    bounds = _bounds(job)
+    if bounds is None or job.analysis is None:
+        return
+    low, high, count = *bounds, _count(job)
+    place = Place(job.object, "spec.elasticPolicy", f"min {low}, replicas {count}, max {high}")
+    if not _outside(job):
+        yield good(place, "the replicas are within the elastic bounds")
+    else:
+        yield bad(place, f"{count} pods are not within {low} to {high}", f"set minReplicas <= {count} <= maxReplicas")
 
 
 def _count(job: Job) -> int:
@@ -107,17 +104,16 @@ def _sets_nodes(job: Job) -> bool:
     return any(one is None or any(word.startswith("--nnodes") for word in one.words) for one in found)
 
 
-@rule("elastic-flags")
-def elastic_flags(subject: Subject) -> Iterator[Verdict]:
-    for job in subject.operator_jobs():
-        elastic = job.spec.get("elasticPolicy") or {}
-        low, high = elastic.get("minReplicas"), elastic.get("maxReplicas")
-        if job.analysis is None or not job.analysis.nodes or low is None or high is None or low == high:
-            continue
-        torchrun = job.analysis.nodes[0].launch.torchrun
-        given = [] if torchrun is None else [word for word in torchrun.words if word.startswith("--nnodes")]
-        place = Place(job.object, "spec.elasticPolicy", f"{low} to {high}; {' '.join(given) or 'no --nnodes'}")
-        if given and ":" not in "".join(torchrun.words if torchrun else []):
-            yield bad(place, f"{given[0]} turns elasticity off", "remove --nnodes from the command")
-        else:
-            yield good(place, "the elastic bounds reach torchrun")
+@rule("elastic-flags", each="operator_jobs")
+def elastic_flags(subject: Subject, job: Job) -> Iterator[Verdict]:
+    elastic = job.spec.get("elasticPolicy") or {}
+    low, high = elastic.get("minReplicas"), elastic.get("maxReplicas")
+    if job.analysis is None or not job.analysis.nodes or low is None or high is None or low == high:
+        return
+    torchrun = job.analysis.nodes[0].launch.torchrun
+    given = [] if torchrun is None else [word for word in torchrun.words if word.startswith("--nnodes")]
+    place = Place(job.object, "spec.elasticPolicy", f"{low} to {high}; {' '.join(given) or 'no --nnodes'}")
+    if given and ":" not in "".join(torchrun.words if torchrun else []):
+        yield bad(place, f"{given[0]} turns elasticity off", "remove --nnodes from the command")
+    else:
+        yield good(place, "the elastic bounds reach torchrun")

@@ -19,24 +19,23 @@ ROLE = "eks.amazonaws.com/role-arn"
 SIMILAR = 0.6  # least similarity of two names
 
 
-@rule("volumes")
-def volumes(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.templates:
-        known = {**template.volumes(), **_claimed(template.item)}
-        yield from _twice(template, "volumes", [one["name"] for one in template.spec.get("volumes") or []])
-        yield from _twice(template, "containers", [one["name"] for _, one in template.containers()])
-        for path, container in template.containers():
-            mounts = container.get("volumeMounts") or []
-            yield from _twice(template, f"{path} mountPath", [mount["mountPath"] for mount in mounts])
-            for mount in mounts:
-                name = mount["name"]
-                place = Place(template.object, f"{path}.volumeMounts[{name}]", mount["mountPath"])
-                if name in known:
-                    yield good(place, "the pod has the volume")
-                else:
-                    match = nearest(name, known)
-                    remedy = f"did you mean {match}?" if match else f"add a volume {name}"
-                    yield bad(place, f"the pod has no volume {name}", remedy)
+@rule("volumes", each="templates")
+def volumes(subject: Subject, template: Template) -> Iterator[Verdict]:
+    known = {**template.volumes(), **_claimed(template.item)}
+    yield from _twice(template, "volumes", [one["name"] for one in template.spec.get("volumes") or []])
+    yield from _twice(template, "containers", [one["name"] for _, one in template.containers()])
+    for path, container in template.containers():
+        mounts = container.get("volumeMounts") or []
+        yield from _twice(template, f"{path} mountPath", [mount["mountPath"] for mount in mounts])
+        for mount in mounts:
+            name = mount["name"]
+            place = Place(template.object, f"{path}.volumeMounts[{name}]", mount["mountPath"])
+            if name in known:
+                yield good(place, "the pod has the volume")
+            else:
+                match = nearest(name, known)
+                remedy = f"did you mean {match}?" if match else f"add a volume {name}"
+                yield bad(place, f"the pod has no volume {name}", remedy)
 
 
 def _claimed(item: Object) -> Object:

@@ -19,19 +19,18 @@ MOST_PROCESSORS = 1000
 HUGEPAGES = "hugepages-2Mi"
 
 
-@rule("quantities")
-def quantities(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.templates:
-        for path, container in template.containers():
-            resources = container.get("resources") or {}
-            for kind in ("requests", "limits"):
-                for name, value in (resources.get(kind) or {}).items():
-                    if "$" in str(value):
-                        continue  # the rule `template-left` reports it
-                    place = Place(template.object, f"{path}.resources.{kind}.{name}", value)
-                    fault = _quantity_fault(name, value)
-                    yield bad(place, *fault) if fault else good(place, "a plausible amount")
-            yield from _above_limit(template, path, resources)
+@rule("quantities", each="templates")
+def quantities(subject: Subject, template: Template) -> Iterator[Verdict]:
+    for path, container in template.containers():
+        resources = container.get("resources") or {}
+        for kind in ("requests", "limits"):
+            for name, value in (resources.get(kind) or {}).items():
+                if "$" in str(value):
+                    continue  # the rule `template-left` reports it
+                place = Place(template.object, f"{path}.resources.{kind}.{name}", value)
+                fault = _quantity_fault(name, value)
+                yield bad(place, *fault) if fault else good(place, "a plausible amount")
+        yield from _above_limit(template, path, resources)
 
 
 def _quantity_fault(name: str, value: object) -> tuple[str, str] | None:
@@ -56,16 +55,15 @@ def _above_limit(template: Template, path: str, resources: dict[str, dict[str, o
             yield bad(place, f"{name}: the request {value} is above the limit {limits[name]}", "raise the limit")
 
 
-@rule("devices-whole")
-def devices_whole(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.templates:
-        for path, container in template.containers():
-            resources = container.get("resources") or {}
-            limits, wanted = resources.get("limits") or {}, resources.get("requests") or {}
-            for name in (name for name in dict.fromkeys([*limits, *wanted]) if extended(name)):
-                place = Place(template.object, f"{path}.resources", f"{name}: {limits.get(name, wanted.get(name))}")
-                fault = _device_fault(name, limits, wanted)
-                yield bad(place, *fault) if fault else good(place, "an integer limit")
+@rule("devices-whole", each="templates")
+def devices_whole(subject: Subject, template: Template) -> Iterator[Verdict]:
+    for path, container in template.containers():
+        resources = container.get("resources") or {}
+        limits, wanted = resources.get("limits") or {}, resources.get("requests") or {}
+        for name in (name for name in dict.fromkeys([*limits, *wanted]) if extended(name)):
+            place = Place(template.object, f"{path}.resources", f"{name}: {limits.get(name, wanted.get(name))}")
+            fault = _device_fault(name, limits, wanted)
+            yield bad(place, *fault) if fault else good(place, "an integer limit")
 
 
 def _device_fault(name: str, limits: dict[str, object], wanted: dict[str, object]) -> tuple[str, str] | None:
@@ -149,72 +147,67 @@ def _devices(one: Instance, resource: str) -> Decimal:
     return Decimal(one.accelerators if same else 0)
 
 
-@rule("efa-even")
-def efa_even(subject: Subject) -> Iterator[Verdict]:
-    for job in subject.jobs:
-        counts = {template.role: template.efa for template in job.templates if template.training}
-        if len(counts) < 2 or not any(counts.values()):
-            continue
-        listed = ", ".join(f"{role} {plain(count)}" for role, count in counts.items())
-        place = Place(job.object, "spec", listed)
-        if len(set(counts.values())) == 1:
-            yield good(place, "all pods have the same number of interfaces")
-        else:
-            summary = f"EFA interfaces differ between the job's pods: {listed}"
-            yield bad(place, summary, "request the same number in each")
+@rule("efa-even", each="jobs")
+def efa_even(subject: Subject, job: Job) -> Iterator[Verdict]:
+    counts = {template.role: template.efa for template in job.templates if template.training}
+    if len(counts) < 2 or not any(counts.values()):
+        return
+    listed = ", ".join(f"{role} {plain(count)}" for role, count in counts.items())
+    place = Place(job.object, "spec", listed)
+    if len(set(counts.values())) == 1:
+        yield good(place, "all pods have the same number of interfaces")
+    else:
+        yield bad(place, f"EFA interfaces differ between the job's pods: {listed}", "request the same number in each")
 
 
-@rule("efa-all-or-none")
-def efa_all_or_none(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.training():
-        count, selected = template.efa, template.selected
-        name, devices = template.accelerators()
-        if template.nodes < 2 or not name or selected.unknown or count != count.to_integral_value():
-            continue
-        whole = [one for one in selected.known if one.efa > 0 and _devices(one, name) == devices]
-        if not whole:
-            continue
-        place = Place(template.object, f"{template.spec_path} {EFA}", plain(count))
-        if count == 0 or any(count >= one.efa for one in whole):
-            yield good(place, "all interfaces of the node, or none")
-        else:
-            listed = ", ".join(f"{one.name} has {one.efa}" for one in whole)
-            summary = f"{plain(count)} EFA interfaces of a node that the pod uses alone: {listed}"
-            yield bad(place, summary, "request all of them")
+@rule("efa-all-or-none", each="training")
+def efa_all_or_none(subject: Subject, template: Template) -> Iterator[Verdict]:
+    count, selected = template.efa, template.selected
+    name, devices = template.accelerators()
+    if template.nodes < 2 or not name or selected.unknown or count != count.to_integral_value():
+        return
+    whole = [one for one in selected.known if one.efa > 0 and _devices(one, name) == devices]
+    if not whole:
+        return
+    place = Place(template.object, f"{template.spec_path} {EFA}", plain(count))
+    if count == 0 or any(count >= one.efa for one in whole):
+        yield good(place, "all interfaces of the node, or none")
+    else:
+        listed = ", ".join(f"{one.name} has {one.efa}" for one in whole)
+        summary = f"{plain(count)} EFA interfaces of a node that the pod uses alone: {listed}"
+        yield bad(place, summary, "request all of them")
 
 
-@rule("efa-huge-pages")
-def efa_huge_pages(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.training():
-        if template.efa <= 0:
-            continue
-        pages = template.asks(HUGEPAGES)
-        place = Place(template.object, f"{template.spec_path} {HUGEPAGES}", plain(pages))
-        if pages > 0:
-            yield good(place, "the pod has huge pages for EFA")
-        else:
-            yield bad(place, "EFA interfaces without huge pages", f"{HUGEPAGES}: 5120Mi")
+@rule("efa-huge-pages", each="training")
+def efa_huge_pages(subject: Subject, template: Template) -> Iterator[Verdict]:
+    if template.efa <= 0:
+        return
+    pages = template.asks(HUGEPAGES)
+    place = Place(template.object, f"{template.spec_path} {HUGEPAGES}", plain(pages))
+    if pages > 0:
+        yield good(place, "the pod has huge pages for EFA")
+    else:
+        yield bad(place, "EFA interfaces without huge pages", f"{HUGEPAGES}: 5120Mi")
 
 
-@rule("backend")
-def backend(subject: Subject) -> Iterator[Verdict]:
-    for job in subject.jobs:
-        roles = {role.name for role in job.workload.roles if role.trains}
-        ranks = [one for one in job.templates if one.role in roles]
-        devices = {one.role: _device_names(one) for one in ranks}
-        named = {(option(words(one.trainer()[1]), BACKEND) or ("", ""))[1].lower() for one in ranks} - {""}
-        named = named or _initialised(subject, job)
-        listed = ", ".join(f"{role or 'pods'} {'+'.join(sorted(names)) or 'none'}" for role, names in devices.items())
-        place = Place(job.object, "spec", listed)
-        if len({frozenset(names) for names in devices.values()}) > 1:
-            if named == {"nccl"}:
-                yield bad(place, f"the backend nccl, and devices differ: {listed}", "the same devices in each")
-            elif not named & {"gloo", "mpi"}:
-                yield doubtful(place, f"devices differ between the pods: {listed}", "the same devices in each")
-        elif named == {"nccl"} and not any(devices.values()):
-            yield bad(place, "the backend nccl, and no pod requests a device", "request GPUs, or use gloo")
-        elif named or any(devices.values()):
-            yield good(place, "the devices fit the backend")
+@rule("backend", each="jobs")
+def backend(subject: Subject, job: Job) -> Iterator[Verdict]:
+    roles = {role.name for role in job.workload.roles if role.trains}
+    ranks = [one for one in job.templates if one.role in roles]
+    devices = {one.role: _device_names(one) for one in ranks}
+    named = {(option(words(one.trainer()[1]), BACKEND) or ("", ""))[1].lower() for one in ranks} - {""}
+    named = named or _initialised(subject, job)
+    listed = ", ".join(f"{role or 'pods'} {'+'.join(sorted(names)) or 'none'}" for role, names in devices.items())
+    place = Place(job.object, "spec", listed)
+    if len({frozenset(names) for names in devices.values()}) > 1:
+        if named == {"nccl"}:
+            yield bad(place, f"the backend nccl, and devices differ: {listed}", "the same devices in each")
+        elif not named & {"gloo", "mpi"}:
+            yield doubtful(place, f"devices differ between the pods: {listed}", "the same devices in each")
+    elif named == {"nccl"} and not any(devices.values()):
+        yield bad(place, "the backend nccl, and no pod requests a device", "request GPUs, or use gloo")
+    elif named or any(devices.values()):
+        yield good(place, "the devices fit the backend")
 
 
 BACKEND: list[str] = load("preflight/words.yaml")["backend"]
@@ -235,24 +228,23 @@ def _device_names(template: Template) -> set[str]:
     return names | ({"resource claims"} if template.spec.get("resourceClaims") else set())
 
 
-@rule("processes")
-def processes(subject: Subject) -> Iterator[Verdict]:
-    for job in subject.jobs:
-        for template in job.templates:
-            node = subject.node_of(template)
-            devices = _devices_for_processes(template)
-            if node is None or node.processes is None or devices is None or node.launch.torchrun is None:
-                continue
-            operated = job.workload.kind in ("PyTorchJob", "HyperPodPyTorchJob")
-            path = "spec.nprocPerNode" if operated else template.trainer()[0]
-            remedy = f'nprocPerNode: "{plain(devices)}"' if operated else f"--nproc-per-node={plain(devices)}"
-            place = Place(job.object, path, node.processes)
-            if node.processes == devices:
-                yield good(place, f"one process for each of {plain(devices)}")
-            else:
-                summary = f"{node.processes} processes per pod for {plain(devices)} accelerators"
-                verdict = bad if node.processes > devices else doubtful
-                yield verdict(place, summary, remedy)
+@rule("processes", each="jobs")
+def processes(subject: Subject, job: Job) -> Iterator[Verdict]:
+    for template in job.templates:
+        node = subject.node_of(template)
+        devices = _devices_for_processes(template)
+        if node is None or node.processes is None or devices is None or node.launch.torchrun is None:
+            continue
+        operated = job.workload.kind in ("PyTorchJob", "HyperPodPyTorchJob")
+        path = "spec.nprocPerNode" if operated else template.trainer()[0]
+        remedy = f'nprocPerNode: "{plain(devices)}"' if operated else f"--nproc-per-node={plain(devices)}"
+        place = Place(job.object, path, node.processes)
+        if node.processes == devices:
+            yield good(place, f"one process for each of {plain(devices)}")
+        else:
+            summary = f"{node.processes} processes per pod for {plain(devices)} accelerators"
+            verdict = bad if node.processes > devices else doubtful
+            yield verdict(place, summary, remedy)
 
 
 def _devices_for_processes(template: Template) -> Decimal | None:
@@ -264,27 +256,26 @@ def _devices_for_processes(template: Template) -> Decimal | None:
     return count * cores.pop() if len(cores) == 1 and not template.selected.unknown else None
 
 
-@rule("shm")
-def shm(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.training():
-        path, container = template.trainer()
-        mounts = {mount["mountPath"].rstrip("/"): mount["name"] for mount in container.get("volumeMounts") or []}
-        volume = template.volumes().get(mounts.get("/dev/shm", ""))
-        if volume is None:
-            if "/dev/shm" not in mounts and template.accelerators()[1] >= 2:
-                place = Place(template.object, f"{path}.volumeMounts", "nothing at /dev/shm")
-                yield bad(place, "several accelerators and no shared memory", "emptyDir: {medium: Memory}")
-            continue
-        empty = volume.get("emptyDir")
-        if empty is None:
-            continue
-        place = Place(template.object, f"{template.spec_path}.volumes[{volume['name']}].emptyDir", empty)
-        limit = amount((container.get("resources") or {}).get("limits", {}).get("memory", ""))
-        size = amount(empty.get("sizeLimit", ""))
-        if empty.get("medium") != "Memory":
-            yield bad(place, "/dev/shm is on a disk", "medium: Memory")
-        elif limit is not None and size is not None and size > limit:
-            memory = requests(container).get("memory")
-            yield bad(place, f"sizeLimit is above the container's memory ({memory})", "lower sizeLimit")
-        else:
-            yield good(place, "shared memory within the memory limit")
+@rule("shm", each="training")
+def shm(subject: Subject, template: Template) -> Iterator[Verdict]:
+    path, container = template.trainer()
+    mounts = {mount["mountPath"].rstrip("/"): mount["name"] for mount in container.get("volumeMounts") or []}
+    volume = template.volumes().get(mounts.get("/dev/shm", ""))
+    if volume is None:
+        if "/dev/shm" not in mounts and template.accelerators()[1] >= 2:
+            place = Place(template.object, f"{path}.volumeMounts", "nothing at /dev/shm")
+            yield bad(place, "several accelerators and no shared memory", "emptyDir: {medium: Memory}")
+        return
+    empty = volume.get("emptyDir")
+    if empty is None:
+        return
+    place = Place(template.object, f"{template.spec_path}.volumes[{volume['name']}].emptyDir", empty)
+    limit = amount((container.get("resources") or {}).get("limits", {}).get("memory", ""))
+    size = amount(empty.get("sizeLimit", ""))
+    if empty.get("medium") != "Memory":
+        yield bad(place, "/dev/shm is on a disk", "medium: Memory")
+    elif limit is not None and size is not None and size > limit:
+        memory = requests(container).get("memory")
+        yield bad(place, f"sizeLimit is above the container's memory ({memory})", "lower sizeLimit")
+    else:
+        yield good(place, "shared memory within the memory limit")

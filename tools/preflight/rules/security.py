@@ -195,21 +195,20 @@ def exposed(subject: Subject) -> Iterator[Verdict]:
             yield good(place, f"{what} is open inside the cluster only")
 
 
-@rule("network-policy")
-def network_policy_rule(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.training():
-        if template.nodes > 1:
-            labels = _labels(subject, template)
-            there = [
-                item
-                for item in subject.named("NetworkPolicy", template.namespace).values()
-                if known_kind(item) == "NetworkPolicy"
-            ]
-            first = next(one for one in subject.templates_of(template.item) if one.training)
-            if there or template is first:
-                yield from _unfenced(template, labels, there)
-            for direction in network_policy.PEERS:
-                yield from _joined(template, labels, there, direction)
+@rule("network-policy", each="training")
+def network_policy_rule(subject: Subject, template: Template) -> Iterator[Verdict]:
+    if template.nodes > 1:
+        labels = _labels(subject, template)
+        there = [
+            item
+            for item in subject.named("NetworkPolicy", template.namespace).values()
+            if known_kind(item) == "NetworkPolicy"
+        ]
+        first = next(one for one in subject.templates_of(template.item) if one.training)
+        if there or template is first:
+            yield from _unfenced(template, labels, there)
+        for direction in network_policy.PEERS:
+            yield from _joined(template, labels, there, direction)
 
 
 def _joined(template: Template, labels: dict[str, str], there: list[Object], direction: str) -> Iterator[Verdict]:

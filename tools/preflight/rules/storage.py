@@ -22,30 +22,29 @@ TORCHRUN_DEFAULT = 30  # seconds between SIGTERM and SIGKILL of the workers, tor
 KUBERNETES_DEFAULT = 30  # seconds, terminationGracePeriodSeconds
 
 
-@rule("checkpoint-shared")
-def checkpoint_shared(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.training():
-        path, container = template.trainer()
-        saved = _directory(*subject.started(template))
-        if saved is None or saved[1].startswith("$"):
-            continue
-        name, directory = saved
-        place = Place(template.object, f"{path} {name}", directory)
-        where = storage(template, container, directory)
-        if where == SHARED:
-            yield good(place, "on storage that all pods share")
-        elif where == UNKNOWN:
-            summary = "a relative path: lost with the pod if the image's working directory is not on a claim"
-            yield doubtful(place, summary, "use an absolute path")
-        elif where == ON_NODE:
-            summary = f"{directory} is {ON_NODE}: lost with the node, unless all nodes share that directory"
-            yield doubtful(place, summary, "a path below a shared claim")
-        elif where == READ_ONLY:
-            yield bad(place, f"{directory} is {where}", "a path on storage that the pod can write")
-        elif any(word in " ".join(command(container)) for word in _WORDS["uploads"]):
-            yield good(place, "the command copies it to an object store")
-        else:
-            yield bad(place, f"{directory} is {where}: lost with its pod", "a path below a shared claim")
+@rule("checkpoint-shared", each="training")
+def checkpoint_shared(subject: Subject, template: Template) -> Iterator[Verdict]:
+    path, container = template.trainer()
+    saved = _directory(*subject.started(template))
+    if saved is None or saved[1].startswith("$"):
+        return
+    name, directory = saved
+    place = Place(template.object, f"{path} {name}", directory)
+    where = storage(template, container, directory)
+    if where == SHARED:
+        yield good(place, "on storage that all pods share")
+    elif where == UNKNOWN:
+        summary = "a relative path: lost with the pod if the image's working directory is not on a claim"
+        yield doubtful(place, summary, "use an absolute path")
+    elif where == ON_NODE:
+        summary = f"{directory} is {ON_NODE}: lost with the node, unless all nodes share that directory"
+        yield doubtful(place, summary, "a path below a shared claim")
+    elif where == READ_ONLY:
+        yield bad(place, f"{directory} is {where}", "a path on storage that the pod can write")
+    elif any(word in " ".join(command(container)) for word in _WORDS["uploads"]):
+        yield good(place, "the command copies it to an object store")
+    else:
+        yield bad(place, f"{directory} is {where}: lost with its pod", "a path below a shared claim")
 
 
 def _directory(words: Sequence[str], values: Mapping[str, str]) -> tuple[str, str] | None:
@@ -94,20 +93,19 @@ def _kind(volume: Object, mount: Object) -> str:
     return SHARED if kind is None else f"on a volume of kind {kind}"
 
 
-@rule("claim-access")
-def claim_access(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.training():
-        claims = subject.named("PersistentVolumeClaim", template.namespace)
-        for name, volume in template.volumes().items():
-            named = (volume.get("persistentVolumeClaim") or {}).get("claimName", "")
-            modes = ((claims.get(named) or {}).get("spec") or {}).get("accessModes")
-            if modes is None or (pods := template.nodes - _without(named, template, subject)) < 2:
-                continue
-            place = Place(template.object, f"{template.spec_path}.volumes[{name}]", ", ".join(modes))
-            if {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
-                yield good(place, "all nodes can mount the claim")
-            else:
-                yield bad(place, f"{pods} pods use a claim that only one node can mount", "ReadWriteMany")
+@rule("claim-access", each="training")
+def claim_access(subject: Subject, template: Template) -> Iterator[Verdict]:
+    claims = subject.named("PersistentVolumeClaim", template.namespace)
+    for name, volume in template.volumes().items():
+        named = (volume.get("persistentVolumeClaim") or {}).get("claimName", "")
+        modes = ((claims.get(named) or {}).get("spec") or {}).get("accessModes")
+        if modes is None or (pods := template.nodes - _without(named, template, subject)) < 2:
+            continue
+        place = Place(template.object, f"{template.spec_path}.volumes[{name}]", ", ".join(modes))
+        if {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
+            yield good(place, "all nodes can mount the claim")
+        else:
+            yield bad(place, f"{pods} pods use a claim that only one node can mount", "ReadWriteMany")
 
 
 def _without(claim: str, template: Template, subject: Subject) -> int:
@@ -119,22 +117,21 @@ def _without(claim: str, template: Template, subject: Subject) -> int:
     return sum(rank.replicas for rank, claims in zip(ranks, used, strict=True) if claim not in claims)
 
 
-@rule("compile-cache")
-def compile_cache(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.training():
-        path, container = template.trainer()
-        values = literals(container)
-        for name in filter(values.get, _WORDS["compiled"]):
-            place = Place(template.object, f"{path}.env[{name}]", values[name])
-            mount = mount_of(container, values[name])
-            volume = template.volumes().get(mount["name"], {}) if mount else {}
-            if "hostPath" in volume:
-                summary = "compiled code on a directory of the node, which other pods can write"
-                yield bad(place, summary, "a path on an emptyDir")
-            elif mount and "subPathExpr" not in mount and _kind(volume, mount) == SHARED:
-                yield doubtful(place, "whoever writes to this volume runs code in the job", "a path on an emptyDir")
-            else:
-                yield good(place, "no other job writes there")
+@rule("compile-cache", each="training")
+def compile_cache(subject: Subject, template: Template) -> Iterator[Verdict]:
+    path, container = template.trainer()
+    values = literals(container)
+    for name in filter(values.get, _WORDS["compiled"]):
+        place = Place(template.object, f"{path}.env[{name}]", values[name])
+        mount = mount_of(container, values[name])
+        volume = template.volumes().get(mount["name"], {}) if mount else {}
+        if "hostPath" in volume:
+            summary = "compiled code on a directory of the node, which other pods can write"
+            yield bad(place, summary, "a path on an emptyDir")
+        elif mount and "subPathExpr" not in mount and _kind(volume, mount) == SHARED:
+            yield doubtful(place, "whoever writes to this volume runs code in the job", "a path on an emptyDir")
+        else:
+            yield good(place, "no other job writes there")
 
 
 def mount_of(container: Object, directory: str) -> Object | None:
@@ -148,53 +145,49 @@ def mount_of(container: Object, directory: str) -> Object | None:
     return max(mounts, key=lambda mount: len(mount["mountPath"]), default=None)
 
 
-@rule("checkpoint-interval")
-def checkpoint_interval(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.training():
-        path, given_words = template.trainer()[0], subject.started(template)[0]
-        every, most = (option(given_words, names) for names in (INTERVAL, STEPS))
-        interval, steps = (number(given[1]) if given else None for given in (every, most))
-        if every is None or most is None or interval is None or steps is None:
-            continue
-        place = Place(template.object, f"{path}.args", f"{every[0]} {interval}, {most[0]} {steps}")
-        if interval <= steps:
-            yield good(place, "a checkpoint is saved before the end")
-        else:
-            summary = f"every {interval} steps, and training has {steps} steps"
-            yield bad(place, summary, f"{every[0]} of at most {steps}")
+@rule("checkpoint-interval", each="training")
+def checkpoint_interval(subject: Subject, template: Template) -> Iterator[Verdict]:
+    path, given_words = template.trainer()[0], subject.started(template)[0]
+    every, most = (option(given_words, names) for names in (INTERVAL, STEPS))
+    interval, steps = (number(given[1]) if given else None for given in (every, most))
+    if every is None or most is None or interval is None or steps is None:
+        return
+    place = Place(template.object, f"{path}.args", f"{every[0]} {interval}, {most[0]} {steps}")
+    if interval <= steps:
+        yield good(place, "a checkpoint is saved before the end")
+    else:
+        yield bad(place, f"every {interval} steps, and training has {steps} steps", f"{every[0]} of at most {steps}")
 
 
-@rule("resume-path")
-def resume_path(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.training():
-        path, given = template.trainer()[0], subject.started(template)[0]
-        saved, resumed = (option(given, names) for names in (SAVE, RESUME))
-        if saved is None or resumed is None or "/" not in resumed[1] or not saved[1]:
-            continue
-        target, source = PurePosixPath(saved[1]), PurePosixPath(resumed[1])
-        place = Place(template.object, f"{path}.args", f"{saved[0]} {target}, {resumed[0]} {source}")
-        if target in (source, *source.parents):
-            yield good(place, "the job resumes from where it saves")
-        else:
-            yield bad(place, f"saves to {target} and resumes from {source}", "use one directory for both")
+@rule("resume-path", each="training")
+def resume_path(subject: Subject, template: Template) -> Iterator[Verdict]:
+    path, given = template.trainer()[0], subject.started(template)[0]
+    saved, resumed = (option(given, names) for names in (SAVE, RESUME))
+    if saved is None or resumed is None or "/" not in resumed[1] or not saved[1]:
+        return
+    target, source = PurePosixPath(saved[1]), PurePosixPath(resumed[1])
+    place = Place(template.object, f"{path}.args", f"{saved[0]} {target}, {resumed[0]} {source}")
+    if target in (source, *source.parents):
+        yield good(place, "the job resumes from where it saves")
+    else:
+        yield bad(place, f"saves to {target} and resumes from {source}", "use one directory for both")
 
 
-@rule("grace-period")
-def grace_period(subject: Subject) -> Iterator[Verdict]:
-    for template in subject.training():
-        _, container = template.trainer()
-        grace = template.spec.get("terminationGracePeriodSeconds")
-        timeout, hook = _shutdown(container), _pre_stop(container)
-        if grace is None and timeout is None and not hook:
-            continue
-        limit = KUBERNETES_DEFAULT if grace is None else grace
-        need = (TORCHRUN_DEFAULT if timeout is None else timeout) + hook
-        times = f"grace {limit} s, workers {need - hook} s, preStop {hook} s"
-        place = Place(template.object, f"{template.spec_path}.terminationGracePeriodSeconds", times)
-        if limit > need or (timeout is None and not hook and limit == TORCHRUN_DEFAULT):
-            yield good(place, "the workers have time to save before the pod is killed")
-        else:
-            yield bad(place, f"killed after {limit} s, but {need} s are needed", f"more than {need} s")
+@rule("grace-period", each="training")
+def grace_period(subject: Subject, template: Template) -> Iterator[Verdict]:
+    _, container = template.trainer()
+    grace = template.spec.get("terminationGracePeriodSeconds")
+    timeout, hook = _shutdown(container), _pre_stop(container)
+    if grace is None and timeout is None and not hook:
+        return
+    limit = KUBERNETES_DEFAULT if grace is None else grace
+    need = (TORCHRUN_DEFAULT if timeout is None else timeout) + hook
+    times = f"grace {limit} s, workers {need - hook} s, preStop {hook} s"
+    place = Place(template.object, f"{template.spec_path}.terminationGracePeriodSeconds", times)
+    if limit > need or (timeout is None and not hook and limit == TORCHRUN_DEFAULT):
+        yield good(place, "the workers have time to save before the pod is killed")
+    else:
+        yield bad(place, f"killed after {limit} s, but {need} s are needed", f"more than {need} s")
 
 
 def save_seconds(template: Template) -> int:
