@@ -1,6 +1,5 @@
 """A click group whose commands are the modules of a directory, each imported only when it is called."""
 
-import ast
 import importlib
 import textwrap
 from pathlib import Path
@@ -8,8 +7,7 @@ from typing import Any
 
 import click
 
-from tools.cli import _parameters
-from tools.core import UserError, did_you_mean, tables
+from tools.core import UserError, did_you_mean
 
 
 class LazyGroup(click.Group):
@@ -32,6 +30,9 @@ class LazyGroup(click.Group):
         """Import and return one command, or None when the module does not exist."""
         if cmd_name not in self.list_commands(ctx):
             return None
+        from tools.cli import _parameters  # imported here, as is YAML: the list of commands needs neither
+        from tools.core import tables
+
         module, directory = f"{self.package}.{_file(cmd_name)}", self.directory / _file(cmd_name)
         more = tables.load(str(self.directory / "help.yaml")).get(cmd_name, {})
         if directory.is_dir():
@@ -66,8 +67,8 @@ class LazyGroup(click.Group):
     def _summary(self, name: str) -> str:
         path = self.directory / f"{_file(name)}.py"
         path = path if path.is_file() else self.directory / _file(name) / "__init__.py"
-        source = path.read_text(encoding="utf-8")
-        return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+        with path.open(encoding="utf-8") as source:
+            return source.readline().strip().strip('"')
 
 
 def _file(name: str) -> str:

@@ -1,12 +1,8 @@
 """Where this program's files are, its paths in messages, and the nearest name to a misspelt one."""
 
-import difflib
 import itertools
-import json
 import os
-import tempfile
 from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 
 COMPARED, LONGEST = 300, 256  # names, and characters of one: the comparison is slow
@@ -44,6 +40,9 @@ def how_to_install(extra: str) -> str:
     """Return the command that installs an extra of this program: `train` or `image`."""
     if is_checkout():
         return "make setup"
+    import json
+    from importlib import metadata  # imported here, because it takes longer than all of `yard --help`
+
     try:  # where this package came from: an index may have another one of its name
         source = json.loads(metadata.distribution("trainyard").read_text("direct_url.json") or "{}").get("url", "")
     except (metadata.PackageNotFoundError, ValueError):
@@ -53,6 +52,8 @@ def how_to_install(extra: str) -> str:
 
 def nearest(text: str, names: Iterable[str], cutoff: float = 0.5) -> str | None:
     """Return the name most like `text`, or None if no name is similar enough."""
+    import difflib
+
     some = [name for name in itertools.islice(names, COMPARED) if len(name) <= LONGEST]
     matches = difflib.get_close_matches(text, some, n=1, cutoff=cutoff) if len(text) <= LONGEST else []
     return matches[0] if matches else None
@@ -84,6 +85,8 @@ def write(path: Path, text: str) -> None:
 
     The permissions of an existing file stay.
     """
+    import tempfile
+
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
