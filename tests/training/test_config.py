@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import get_args
 
 import pytest
 from pydantic import BaseModel
+from ruamel.yaml import YAML
 
 from training.config import Config, ConfigError, Section, apply_override, load_texts
 from training.config.families import FAMILIES
 
+ROOT = Path(__file__).resolve().parents[2]
 SHAPE = """model:
   architecture: {architecture}
   vocab_size: 512
@@ -218,3 +221,13 @@ def test_a_features_file_owns_the_section_data() -> None:
     ):
         with pytest.raises(ConfigError, match=re.escape(said)):
             load_texts(layers | {"data": ("data.yaml", text)})
+
+
+def test_a_list_can_be_replaced_after_another_key() -> None:
+    """The list's comment stood at the end of the line behind it after a first change, which then had two keys."""
+    text = (ROOT / "overlays/model/llama-tiny-lora/model.yaml").read_text(encoding="utf-8")
+    given = {"model": ("model.yaml", text)}
+    for override in ("train.steps=12", "sample.prompts=[one]", "sample.max_new_tokens=8"):
+        given = apply_override(given, override)
+    sample = YAML(typ="safe").load(given["model"][1])["sample"]
+    assert sample == {"prompts": ["one"], "max_new_tokens": 8, "temperature": 0.8}

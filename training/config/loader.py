@@ -115,6 +115,8 @@ def apply_override(texts: Mapping[str, tuple[str, str]], assignment: str) -> dic
         if not isinstance(node.get(part), dict):
             node[part] = CommentedMap()
         node = node[part]
+    if isinstance(node.get(path[-1]), list):  # its comment would take the end of the next line with it
+        node.ca.items.pop(path[-1], None)
     node[path[-1]] = parsed
     out = io.StringIO()
     yaml.dump(document, out)
