@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,9 @@ SMALL: dict[str, dict[str, str]] = YAML(typ="safe", pure=True).load(Path(__file_
 class Clone:
     """A copy of the tracked tree. `run` runs a shell line in it."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, account: tuple[str, ...] = (), variables: Mapping[str, str] | None = None) -> None:
+        """`account` is a command prefix that changes the user, `variables` replace the environment's."""
+        self.root, self.account, self.variables = root, account, dict(variables or {})
         self.run_directory = root / "local" / "runs" / "cpu-llama-tiny-train"
 
     def shrink(self) -> None:
@@ -44,11 +46,11 @@ class Clone:
 
     def environment(self) -> dict[str, str]:
         kept = ("PATH", "HOME", "LANG", "TMPDIR")
-        return {name: os.environ[name] for name in kept if name in os.environ}
+        return {name: os.environ[name] for name in kept if name in os.environ} | self.variables
 
     def start(self, line: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            ["bash", "-c", f"exec {line}"], cwd=self.root, env=self.environment(), text=True,
+            [*self.account, "bash", "-c", f"exec {line}"], cwd=self.root, env=self.environment(), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
@@ -65,14 +67,25 @@ class Clone:
 
 @pytest.fixture(scope="session")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    return Clone(copied(tmp_path_factory.mktemp("clone") / "trainyard"))
+
+
+def copied(root: Path) -> Path:
+    """Copy the tree and make its environment."""
     if kustomize.find(repo.root()) is None:
         pytest.skip("no kustomize or kubectl on PATH: install kustomize 5.4 or newer")
     if not sys.platform.startswith("linux"):
         pytest.skip("looks for left processes in /proc, which only Linux has")
-    root = tmp_path_factory.mktemp("clone") / "trainyard"
     tree.copy(root)
     _environment(root)
-    return Clone(root)
+    return root
+
+
+def _first_lines(python: Path) -> str:
+    """What uv and pip write at the start of a script: a blank ends the program's name in its first line."""
+    if " " not in str(python):
+        return f"#!{python}"
+    return f"#!/bin/sh\n'''exec' '{python}' \"$0\" \"$@\"\n' '''"
 
 
 def _environment(root: Path) -> None:
@@ -84,7 +97,8 @@ def _environment(root: Path) -> None:
     (site / "trainyard.pth").write_text(f"{packages}\n{root}\n{root}/training/agent\n")
     for script in (prefix / "bin").iterdir():
         if script.name in ("yard", "torchrun", "pytest"):
-            (own / "bin" / script.name).write_text(script.read_text().replace(str(prefix), str(own)))
+            _, _, body = script.read_text().partition("\n")
+            (own / "bin" / script.name).write_text(f"{_first_lines(own / 'bin/python')}\n{body}")
             (own / "bin" / script.name).chmod(0o755)
     programs = repo.root() / ".cache" / "bin"
     if programs.is_dir():

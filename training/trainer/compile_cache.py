@@ -12,10 +12,12 @@ compiled C++.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import platform
 import secrets
+import shlex
 import shutil
 import tarfile
 import tempfile
@@ -150,6 +152,27 @@ def leave_headers() -> None:
     from torch._inductor import codecache
 
     codecache._precompile_header = _as_it_is  # type: ignore[assignment]
+
+
+@functools.cache
+def quote_paths() -> None:
+    """Let torch compile C++ in directories whose names have blanks: it splits its commands at them.
+
+    It quotes the directories that it includes, but neither the files that it reads nor those that it writes.
+    """
+    from torch._inductor.cpp_builder import CppBuilder
+
+    plain = CppBuilder.__init__
+
+    def quoting(self: Any, name: str, sources: str | list[str], *given: Any, **named: Any) -> None:
+        files = [sources] if isinstance(sources, str) else sources
+        plain(self, name, [shlex.quote(file) for file in files], *given, **named)
+        self._output = self._output.replace(self._target_file, shlex.quote(self._target_file))
+        header = self._build_option.precompiled_header
+        if header:
+            self._include_dirs_args = self._include_dirs_args.replace(header, shlex.quote(header), 1)
+
+    CppBuilder.__init__ = quoting  # type: ignore[method-assign]
 
 
 def _as_it_is(header: str, _command: str, **_options: Any) -> str:

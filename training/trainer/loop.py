@@ -36,7 +36,7 @@ from training.run import failure, heartbeat
 from training.run.directory import RunDir, read_json, write_json
 from training.task import Feed, Task
 from training.trainer import state
-from training.trainer.compile_cache import CompileCache, leave_headers
+from training.trainer.compile_cache import CompileCache, leave_headers, quote_paths
 from training.trainer.metrics import Metrics, Pending, first_heldout, summary
 from training.trainer.optimizer import build_optimizer, build_schedule, clip_gradients
 from training.trainer.parallelize import Parallel, parallelise
@@ -115,6 +115,8 @@ def _train(run: Run, attempt: Attempt) -> None:
         _show_graphs(run, now, metrics, attempt)
         return
     cache = CompileCache(directory, device.name())
+    if device.compile:
+        quote_paths()
     if not _compiled_before(run, cache) or now.step == 0:
         _compile_once(run, now)
     if now.step == 0 and config.model.weights is not None:
