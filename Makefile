@@ -32,7 +32,7 @@ export PROMPT
 # These would redirect an import or an installation.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
 
-.PHONY: help setup setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-long test-security audit test-cluster test-cluster-all test-flux test-images test-neuron bench-cells bench-compile bench-restart prove-bench bench-data plan-error lint format types docs docs-serve ci lock lock-neuron clean purge
+.PHONY: help setup setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-long test-security audit test-cluster test-cluster-all test-flux test-images test-neuron bench bench-all bench-gpu bench-packages bench-restart prove-bench bench-data plan-error lint format types docs docs-serve ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -154,11 +154,17 @@ test-images: setup-dev ## Run the tests with a private Docker engine and registr
 test-neuron: setup-dev ## Run the tests on XLA, in an environment with torch_xla (the first run makes it: 7 GiB)
 	@.venv/bin/python -m tests.neuron.environment && exec $(PYTEST) tests/neuron -m neuron $(ARGS)
 
-bench-cells: setup-dev ## Time rendering and checking every cell
-	@exec .venv/bin/python -m tests.preflight.bench_cells
+bench: setup-dev ## Measure training beside its peers in turns, in 20 minutes; run again to continue
+	@.venv/bin/python -m tests.parts.venv tests/bench/requirements.lock && exec .venv/bin/python -m tests.bench.harness $(ARGS)
 
-bench-compile: setup-dev ## Time the first step of new and restarted pods, with and without kept compiled code
-	@exec $(PYTEST) tests/training/bench_compile.py $(ARGS)
+bench-all: setup-dev ## Measure every row, in 75 minutes (ARGS="lora restart" or ARGS=--keep)
+	@.venv/bin/python -m tests.parts.venv tests/bench/requirements.lock && exec .venv/bin/python -m tests.bench.harness --all $(ARGS)
+
+bench-gpu: ## Measure one card with this machine's torch and transformers, in nine minutes and without a network
+	@PYTHONPATH=.cache/bench/packages exec python3 -m tests.bench.gpu $(ARGS)
+
+bench-packages: setup-dev ## Fetch the packages that bench-gpu may lack, for Python 3.12 on x86-64
+	@exec .venv/bin/uv pip install --quiet --target .cache/bench/packages --python-version 3.12 --python-platform x86_64-manylinux_2_28 --only-binary :all: --no-deps --require-hashes -r tests/bench/gpu.lock
 
 bench-restart: setup-dev ## Time the start and the restart of two ranks, from torchrun and forked
 	@exec $(PYTEST) tests/training/bench_restart.py $(ARGS)
@@ -190,8 +196,8 @@ docs-serve: setup-dev ## Serve the documentation on this machine and rebuild it 
 ci: ## Run what continuous integration runs: set-up, lint, types and tests in a clean environment
 	@exec bash .ci/run
 
-lock: setup-dev ## Pin what changed in pyproject.toml, tests/audit, tests/cluster/kubeflow and tests/prove (ARGS=--upgrade: pin the newest of everything)
-	@$(COMPILE) --output-file requirements-dev.lock $(TRAIN) --extra image --group dev $(ARGS) && cp requirements-dev.lock requirements.lock && $(COMPILE) --output-file requirements.lock $(TRAIN) --extra image --group checkout && $(COMPILE) --output-file tests/audit/requirements.lock tests/audit/requirements.in $(ARGS) && $(COMPILE) --constraint requirements-dev.lock --output-file tests/prove/requirements.lock tests/prove/requirements.in $(ARGS) && $(COMPILE) --output-file tests/cluster/kubeflow/requirements.lock tests/cluster/kubeflow/requirements.in $(ARGS)
+lock: setup-dev ## Pin what changed in pyproject.toml, tests/audit, tests/bench, tests/cluster/kubeflow and tests/prove (ARGS=--upgrade: pin the newest of everything)
+	@$(COMPILE) --output-file requirements-dev.lock $(TRAIN) --extra image --group dev $(ARGS) && cp requirements-dev.lock requirements.lock && $(COMPILE) --output-file requirements.lock $(TRAIN) --extra image --group checkout && $(COMPILE) --output-file tests/audit/requirements.lock tests/audit/requirements.in $(ARGS) && $(COMPILE) --constraint requirements-dev.lock --output-file tests/prove/requirements.lock tests/prove/requirements.in $(ARGS) && $(COMPILE) --output-file tests/cluster/kubeflow/requirements.lock tests/cluster/kubeflow/requirements.in $(ARGS) && $(COMPILE) --constraint requirements-dev.lock --output-file tests/bench/requirements.lock tests/bench/requirements.in $(ARGS) && $(COMPILE) --no-deps --constraint requirements-dev.lock --output-file tests/bench/gpu.lock tests/bench/gpu.in $(ARGS)
 
 lock-neuron: setup-dev ## Pin the environments of test-neuron after a change of pyproject.toml
 	@$(COMPILE) --override tests/neuron/requirements.in --output-file tests/neuron/requirements.lock $(TRAIN) tests/neuron/requirements.in $(ARGS) && $(COMPILE) --output-file tests/neuron/torchx.lock pyproject.toml --extra torchx $(ARGS)

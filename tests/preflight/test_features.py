@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.preflight import bench_cells
 from tools.cells import kustomize
 from tools.core import repo
 from tools.core.verdict import State
 from tools.kube.manifests import parse
 from tools.preflight.evaluate import evaluate
-from tools.preflight.rule import rule as rules
 
 FEATURES = sorted(path.parent.name for path in (repo.root() / "overlays/feature").glob("*/kustomization.yaml"))
 SERVICES = sorted(path.parent.name for path in (repo.root() / "base/services").glob("*/kustomization.yaml"))
@@ -56,13 +54,3 @@ def test_there_are_features_and_services() -> None:
     """Control: the tests above have cases."""
     assert len(FEATURES) >= 7
     assert len(SERVICES) >= 3
-
-
-def test_the_benchmark_measures_what_it_says(renderer: kustomize.Renderer) -> None:
-    rows = dict(bench_cells.measure(["overlays/cpu/llama-tiny", "overlays/p5/llama-3-1-8b"]))
-    assert rows["cells"] == "2"
-    assert int(rows["objects"]) >= 10
-    assert rows["rules"] == str(len(rules.all))
-    assert int(rows["verdicts"]) > 2 * 30
-    assert float(rows["seconds to render all"]) > 0
-    assert float(rows["seconds to preflight all"]) > 0

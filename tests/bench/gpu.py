@@ -1,0 +1,124 @@
+"""Measure trainyard on one card of this machine: `make bench-gpu`, nine minutes at most, without downloads.
+
+It needs the machine's own torch and transformers. `make bench-packages`, run before where there is a network, puts
+the small packages that such a machine may lack into .cache/bench/packages. Results are written to $OUT, or else to
+.cache/bench/gpu: results.json and table.md. A row whose package is missing, or whose side fails, says so. Exit codes as
+in `make bench`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.bench import harness
+from tests.bench.harness import Row, Table, judged, table_lines
+from tests.bench.sides import ROOT, Bench, Figures, Side, SideError, write_corpus
+
+PLACE, PACKAGES = ROOT / ".cache/bench/gpu", ROOT / ".cache/bench/packages"
+SECONDS, LAST_START = 540, 420  # no side starts later
+NEEDED = {"trainer": ("accelerate",), "ours": ("tensorboard",), "probed": ("tensorboard",), "command": ("pytest",)}
+VOCABULARY = 128256
+
+
+class Undisturbed:
+    """Stands for the meter of processors, which a card does not need."""
+
+    def clean(self, _start: float, _end: float) -> bool:
+        return True
+
+
+def write_tokenizer(directory: Path, size: int) -> None:
+    """Write a tokenizer of `size` tokens, one a byte and the rest never used."""
+    from training.data import tokenizer
+
+    if directory.exists():
+        return
+    made = tokenizer.train(iter(["nothing"]), 258)
+    known = json.loads(made.files["tokenizer.json"])
+    vocabulary = known["model"]["vocab"]
+    vocabulary |= {f"unused {number}": number for number in range(len(vocabulary), size)}
+    made.files["tokenizer.json"] = json.dumps(known).encode()
+    made.write(directory)
+
+
+def measure(table: Table, bench: Bench, more: tuple[str, ...], say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Measure each side once, in order, and return the results of the rows."""
+    began = time.monotonic()
+    measured: dict[str, Figures] = {}
+    errors: dict[str, str] = {}
+    for name in table.sides:
+        side = table.side(name)
+        side = dataclasses.replace(side, set=(*side.set, *more) if side.trains else ())
+        if missing := [package for package in NEEDED[side.how] if importlib.util.find_spec(package) is None]:
+            errors[name] = f"{', '.join(missing)} is missing"
+        elif time.monotonic() - began > LAST_START:
+            errors[name] = f"not reached in {LAST_START} s"
+        else:
+            errors[name] = _measured(bench, side, measured)
+        say(f"{name}: {errors[name] or measured[name]}")
+    return [judged(row, [measured], kind(), _why(row, errors), fewest=1) for row in table.rows]
+
+
+def _measured(bench: Bench, side: Side, measured: dict[str, Figures]) -> str:
+    try:
+        measured[side.name] = bench.measure(side)
+    except SideError as error:
+        return str(error).splitlines()[-1]
+    return ""
+
+
+def _why(row: Row, errors: dict[str, str]) -> str:
+    known = (f"{side}: {errors[side]}" for side in (row.of, row.over) if side and errors.get(side))
+    return "; ".join(known) or "too few steps"
+
+
+def kind() -> str:
+    """The card, as the bars name it."""
+    import torch
+
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "no card"
+    return next((known for known in ("H200", "H100") if known in name), name)
+
+
+def main(arguments: list[str], place: Path = PLACE) -> int:
+    import torch
+    import transformers
+
+    tiny = "--tiny" in arguments
+    if not tiny and not torch.cuda.is_available():
+        print("error: this machine has no card that torch can use", file=sys.stderr)
+        return 3
+    table = harness.read_table(harness.HERE / "gpu.yaml")
+    more = tuple(table.tiny) if tiny else ()
+    place.mkdir(parents=True, exist_ok=True)
+    write_corpus(place, characters=200_000 if tiny else 8_000_000)
+    write_tokenizer(place / "tokenizer", 512 if tiny else VOCABULARY)
+    bench = Bench(place, Path(sys.executable), Undisturbed(), warm_up=2, enough=3)
+    say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
+    if tiny:
+        table.sides = {name: side for name, side in table.sides.items() if name in ("1B", "1B, HF Trainer", "8B LoRA")}
+    results = measure(table, bench, more, say)
+    answer = {
+        "machine": {"processor": kind(), "kind": kind(), "torch": torch.__version__,
+                    "transformers": transformers.__version__},
+        "commit": harness.commit(), "date": time.strftime("%Y-%m-%d", time.gmtime()), "command": "make bench-gpu",
+        "rows": results,
+    }  # fmt: skip
+    out = Path(os.environ.get("OUT") or place)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
+    (out / "table.md").write_text("\n".join(table_lines(results)) + "\n", encoding="utf-8")
+    print((out / "table.md").read_text())
+    return harness.exit_code(results)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

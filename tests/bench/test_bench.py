@@ -1,0 +1,129 @@
+"""The benchmark judges rounds as it says, drops steps under pressure, continues, and runs its card's rows on a CPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench import gpu, harness, sides
+from tests.bench.harness import FAIL, PASS, UNKNOWN, Row, judged
+from tests.bench.pressure import Meter
+from tests.bench.sides import Bench, Side, figures
+
+SPEED = Row("speed", "group", "tokens_per_s", "ours", over="peer", least={"fp32": 1.25, "bf16": 2.0}, losses=0.01)
+TINY = (*harness.read_table(harness.HERE / "gpu.yaml").tiny, "train.steps=10", "data.heldout_fraction=0.3")
+
+
+def _round(ours: float | None, peer: float | None = 100.0, loss: float = 5.0) -> dict[str, dict[str, float]]:
+    sides = {"ours": ours, "peer": peer}
+    losses = {"ours": loss, "peer": 5.0}
+    return {name: {"loss": losses[name], **({"tokens_per_s": rate} if rate else {})} for name, rate in sides.items()}
+
+
+@pytest.mark.parametrize(
+    ("rounds", "kind", "verdict", "code"),
+    [
+        ([_round(130), _round(140), _round(150)], "fp32", PASS, 0),
+        ([_round(130), _round(140), _round(150)], "bf16", FAIL, 1),
+        ([_round(130, loss=5.2), _round(140, loss=5.2), _round(150, loss=5.2)], "fp32", FAIL, 1),
+        ([_round(130), _round(None), _round(150, None)], "fp32", UNKNOWN, 3),
+    ],
+    ids=["above the bar", "below the bar", "other losses", "too few rounds"],
+)
+def test_a_row_is_judged_by_its_median_and_its_losses(
+    rounds: list[dict[str, dict[str, float]]], kind: str, verdict: str, code: int
+) -> None:
+    result = judged(SPEED, rounds, kind)
+    assert (result["verdict"], harness.exit_code([result])) == (verdict, code)
+    assert result["rounds"] + result["dropped"] == 3
+    if verdict == PASS:
+        assert (result["median"], result["least"], result["most"]) == (1.4, 1.3, 1.5)
+
+
+def test_an_upper_bar_is_one() -> None:
+    row = Row("commands", "group", "seconds", "ours", minus="peer", most=0.3)
+    rounds = [{"ours": {"seconds": 0.9}, "peer": {"seconds": 0.5}}] * 3
+    result = judged(row, rounds, "fp32")
+    assert result["verdict"] == FAIL
+    assert "≤ 0.30 s" in harness.table_lines([result])[-1]
+
+
+def test_steps_under_pressure_do_not_count() -> None:
+    lines: list[dict[str, Any]] = [{"time": 10.0 + number, "tokens": 100, "loss": 3.0} for number in range(20)]
+    found = figures(lines, lambda start, end: not 20 <= start < 25, started=0)
+    assert (found["steps_kept"], found["steps_dropped"]) == (10, 5)
+    assert found["tokens_per_s"] == 100
+    assert "tokens_per_s" not in figures(lines, lambda start, end: start < 17, started=0)
+
+
+def test_the_meter_sees_others_and_not_its_own() -> None:
+    """This process's own work is not foreign; the same work looks foreign where its time is not subtracted."""
+
+    def share(own: bool, monkeypatch: pytest.MonkeyPatch) -> float:
+        with monkeypatch.context() as patch, Meter() as meter:
+            if not own:
+                patch.setattr("tests.bench.pressure._own", lambda: 0.0)
+            end = time.monotonic() + 2.5
+            while time.monotonic() < end:
+                pass
+        return sum(found for _, found in meter.samples) / len(meter.samples)
+
+    with pytest.MonkeyPatch.context() as patch:
+        assert share(False, patch) > share(True, patch)
+
+
+def test_every_row_names_sides_of_its_group() -> None:
+    table = harness.read_table(harness.HERE / "rows.yaml")
+    for row in table.rows:
+        named = {side for side in (row.of, row.over, row.minus) if side}
+        assert named <= set(table.groups[row.group]["sides"]), row.name
+    for name in table.sides:
+        assert table.side(name).name == name
+    card = harness.read_table(harness.HERE / "gpu.yaml")
+    assert {side for row in card.rows for side in (row.of, row.over) if side} <= set(card.sides)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_ours_and_a_peer_train_the_same_and_rounds_continue(tmp_path: Path) -> None:
+    sides.write_corpus(tmp_path, characters=400_000)
+    gpu.write_tokenizer(tmp_path / "tokenizer", 512)
+    table = harness.read_table(harness.HERE / "rows.yaml")
+    table.trained["tiny"]["set"] = [*table.trained["tiny"]["set"], *TINY, "data.tokenizer={place}/tokenizer"]
+    names = ["ours", "HF Trainer, defaults"]
+    table.groups = {"pretrain": {"sides": names, "rounds": 1}}
+    table.rows = [row for row in table.rows if row.over == names[1]]
+    bench, said = Bench(tmp_path, Path(sys.executable), gpu.Undisturbed()), list[str]()
+    rounds = harness.Rounds(tmp_path / "rounds.jsonl")
+    (result,) = harness.run(table, ["pretrain"], bench, rounds, "fp32", True, said.append)
+    assert len(said) == 2, said
+    assert result["losses_differ_by"] < 0.01
+    harness.run(table, ["pretrain"], bench, rounds, "fp32", True, said.append)
+    assert len(said) == 2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_rows_of_a_card_run_on_a_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
+    code = gpu.main(["--tiny"], tmp_path / "place")
+    answer = json.loads((tmp_path / "out/results.json").read_text())
+    rows = {row["name"]: row for row in answer["rows"]}
+    compared = rows["1B, tokens/s against HF Trainer's best flags"]
+    assert compared["losses_differ_by"] < 0.01
+    assert rows["8B LoRA, tokens/s"]["median"] > 0
+    assert rows["8B with fp32 states, share of the card's peak"]["verdict"] == UNKNOWN
+    assert code in (1, 3)
+    assert "8B LoRA" in (tmp_path / "out/table.md").read_text()
+
+
+def test_a_failed_side_says_how_it_ended(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Path(sys.executable), gpu.Undisturbed())
+    side = Side("broken", "command", command=(sys.executable, "-c", "print('no such thing'); raise SystemExit(4)"))
+    with pytest.raises(sides.SideError, match=r"broken: ended with 4: no such thing"):
+        bench.measure(side)
