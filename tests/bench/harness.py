@@ -168,6 +168,8 @@ def measure_group(name: str, table: Table, bench: Bench, rounds: Rounds, say: Sa
             sides.reverse()
         measured: dict[str, Figures] = {}
         try:
+            if "before" in group and not done:
+                bench.measure(table.side(group["before"]))
             for side in sides:
                 measured[side.name] = bench.measure(side)
                 say(f"{name}, round {len(done) + 1}: {side.name}: {_told(measured[side.name])}")
@@ -284,8 +286,6 @@ def main(arguments: list[str]) -> int:
     write_corpus(PLACE)
     with Meter() as meter:
         bench = Bench(PLACE, peers, meter)
-        if "lora" in groups and not (PLACE / "runs/base/report.json").exists():
-            bench.measure(table.side("base"))
         results = run(table, groups, bench, Rounds(PLACE / "rounds.jsonl"), known["kind"], quick, say)
     answer = {
         "machine": known, "commit": commit(), "date": time.strftime("%Y-%m-%d", time.gmtime()),
