@@ -17,6 +17,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -304,7 +305,9 @@ def main(arguments: list[str]) -> int:
 
 def commit() -> str:
     words = ["git", "rev-parse", "--short=12", "HEAD"]
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    if shutil.which("git") is None:
+        return "unknown"
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":
