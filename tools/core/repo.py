@@ -75,6 +75,8 @@ def shown(path: Path) -> str:
 
 def diff(name: str, old: str | None, new: str | None) -> str:
     """Return a change of a file as a unified diff; None stands for no file."""
+    import difflib
+
     before, after = ((text or "").splitlines(keepends=True) for text in (old, new))
     old_name, new_name = ("/dev/null" if text is None else name for text in (old, new))
     return "".join(difflib.unified_diff(before, after, old_name, new_name))
