@@ -23,7 +23,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.pod import development, launcher, rendezvous
+from training.pod import development, launcher, metrics_server, rendezvous
 from training.pod.supervisor import Pod
 from training.run.directory import RunDir
 from training.run.failure import CODES
@@ -63,6 +63,7 @@ def main() -> None:
     run = RunDir(path) if path else None
     try:
         limits, restarts = Limits.of(os.environ), development.restarts(os.environ)
+        metrics_server.address(os.environ)
         environment = {**_fence(), **_meeting(run)}
     except ValueError as problem:
         _say(str(problem))

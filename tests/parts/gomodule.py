@@ -38,6 +38,7 @@ class Module:
     folders: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # name: module, folder in it
     # Of modules that the go.mod does not pin; name: module, version, folder in it.
     fetched: Mapping[str, tuple[str, str, str]] = field(default_factory=dict, repr=False)
+    tags: tuple[str, ...] = field(default=(), repr=False)
 
 
 def cache(name: str) -> Path:
@@ -65,6 +66,7 @@ def _digest(source: Path, module: Module) -> str:
         raise CannotBuild("no go on PATH: install Go 1.26 or newer (https://go.dev/dl)")
     go = _output(["go", "env", "GOVERSION", "GOOS", "GOARCH"], source)
     digest = hashlib.sha256(f"{go}{module}".encode())
+    digest.update("".join(module.tags).encode())
     for name, where in sorted(module.fetched.items()):
         digest.update(f"{name}{where}".encode())
     for path in sorted(source.rglob("*")):
@@ -102,6 +104,7 @@ def _build(source: Path, module: Module, target: Path, progress: Progress) -> No
                 fetched = go_build.module(path, version, environment, progress)
                 shutil.copytree(fetched / inside, work / folder)
             flags = ["-v", "-trimpath", "-mod=readonly", "-buildvcs=false", f"-ldflags={module.ldflags}"]
+            flags += [f"-tags={','.join(module.tags)}"] * bool(module.tags)
             command = ["go", "build", "-C", str(source), *flags, "-o", f"{work / 'bin'}/", *module.packages]
             go_build.run(command, environment, progress)
             for folder, (path, inside) in module.folders.items():

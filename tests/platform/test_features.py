@@ -48,7 +48,7 @@ def test_cells_of_every_hardware_are_tested() -> None:
     hardware = {path.name for path in (repo.root() / "overlays/hardware").iterdir()}
     assert hardware == {cell.split("/")[0] for cell in CELLS}
     wanted = "kueue volcano hyperpod hyperpod-job spot profile s3-data local-nvme agent precompile stream-c4"
-    wanted += " trainjob"
+    wanted += " trainjob monitoring"
     assert set(NAMES) == set(wanted.split())
 
 
@@ -193,7 +193,7 @@ def test_s3_is_mounted_where_models_look() -> None:
 def test_all_features_of_one_job_go_together(
     above: Callable[..., list[Object]], faults: Callable[[Object], list[str]]
 ) -> None:
-    some = [f"overlays/feature/{name}" for name in ("kueue", "spot", "profile", "s3-data", "local-nvme")]
+    some = [f"overlays/feature/{name}" for name in ("kueue", "spot", "profile", "monitoring", "s3-data", "local-nvme")]
     for cell in CELLS:
         made = above(cell, *some, prefix="we-")
         job = of_kind(made, "PyTorchJob")
@@ -259,3 +259,16 @@ def test_components_are_the_same_on_the_oldest_and_newest_kustomize(
         for program in programs:
             done = subprocess.run([program, "build", mine], capture_output=True, text=True, timeout=60, check=True)
             assert objects(done.stdout) == made
+
+
+def test_monitoring_admits_one_namespace_to_one_port(above: Callable[..., list[Object]], objects: Parse) -> None:
+    plain, made = above(SMALLEST), above(SMALLEST, "overlays/feature/monitoring")
+    (container,) = pod_of(of_kind(made, "PyTorchJob"))["containers"]
+    (port,) = (port for port in container["ports"] if port["name"] == "trainyard")
+    before, after = (of_kind(them, "NetworkPolicy")["spec"]["ingress"] for them in (plain, made))
+    added = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    assert after == [*before, {"from": [added], "ports": [{"protocol": "TCP", "port": port["containerPort"]}]}]
+    variables = environment(pod_of(of_kind(made, "PyTorchJob")))
+    assert variables["TRAINYARD_METRICS"] == f"$(POD_IP):{port['containerPort']}"
+    (monitor,) = objects((repo.root() / "base/plugins/monitoring/podmonitor.yaml").read_text(encoding="utf-8"))
+    assert [one["port"] for one in monitor["spec"]["podMetricsEndpoints"]] == [port["name"]]

@@ -27,6 +27,7 @@ TARGETS = [
     "s3-csi",
     "external-secrets",
     "external-secrets/token",
+    "monitoring",
 ]
 # Go module, its version, and where it has the definitions; the versions of base/plugins and of Flux 2.9.4.
 MODULES = {
@@ -45,6 +46,10 @@ MODULES = {
     ("github.com/fluxcd/source-controller", "1.9.1"): (
         "config/crd/bases/source.toolkit.fluxcd.io_helmrepositories.yaml",
         "config/crd/bases/source.toolkit.fluxcd.io_ocirepositories.yaml",
+    ),
+    ("github.com/prometheus-operator/prometheus-operator", "0.91.0"): (
+        "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
+        "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
     ),
     ("github.com/fluxcd/helm-controller", "1.6.3"): ("config/crd/bases/helm.toolkit.fluxcd.io_helmreleases.yaml",),
 }
@@ -104,7 +109,7 @@ def made(renderer: Renderer, objects: Parse) -> list[Object]:
 
 def test_every_object_fits_its_type(made: list[Object], types: Types) -> None:
     assert [fault for one in made for fault in misfits(one, types)] == []
-    assert len(made) == 17
+    assert len(made) == 19
 
 
 def test_a_wrong_field_or_type_is_reported(made: list[Object], types: Types) -> None:

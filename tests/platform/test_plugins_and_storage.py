@@ -45,6 +45,8 @@ FOREIGN = [
     "Queue",
     "SecretStore",
     "ExternalSecret",
+    "PodMonitor",
+    "PrometheusRule",
 ]
 ON_DEVICES = {
     "base/plugins/nvidia": lambda machine: machine.device_resource == NVIDIA,
@@ -78,7 +80,7 @@ def quickly(text: str) -> list[Object]:
 def test_each_folder_of_the_list_exists() -> None:
     storage = {"default-class", "single-node", "fsx-static", "fsx-dynamic", "s3", "local-nvme"}
     plugins = {"training-operator", "nvidia", "efa", "neuron", "fsx-csi", "s3-csi", "kueue", "volcano"}
-    plugins |= {"namespace", "external-secrets"}
+    plugins |= {"namespace", "external-secrets", "monitoring"}
     wanted = {f"base/storage/{name}" for name in storage} | {f"base/plugins/{name}" for name in plugins}
     types = {f"base/plugins/{name}" for name in ("kueue/queue", "volcano/queue", "external-secrets/token")}
     flux = {

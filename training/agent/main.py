@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from training.agent.script_pod import ScriptPod
-from training.pod import development
+from training.pod import development, metrics_server
 from training.prove import pod
 from training.run.directory import RunDir
 from training.run.failure import CODES
@@ -51,6 +51,7 @@ def main(archive: str) -> None:
         sys.exit(2)
     try:
         limits, restarts = Limits.of(os.environ), development.restarts(os.environ)
+        metrics_server.address(os.environ)
     except ValueError as problem:
         _say(str(problem))
         sys.exit(CODES["config"])

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from training.distributed.process import (
     ENTRYPOINT,
@@ -25,10 +25,11 @@ from training.distributed.process import (
     forked_ranks,
     tied_to,
 )  # fmt: skip
-from training.pod import end_record, exit_analysis, hang_detector
+from training.pod import end_record, exit_analysis, hang_detector, metrics_server
 from training.pod.development import STARTED, Code
 from training.pod.end_record import Start
 from training.pod.exit_analysis import Death
+from training.pod.exposition import Exposition, Here
 from training.run import failure, heartbeat
 from training.run.directory import RunDir
 from training.run.exit_status import exit_in_words
@@ -118,6 +119,21 @@ class Pod:
             self._pass_on_stop()
         if self._code_here is not None:
             self._code_here.answer(STARTED)
+        with metrics_server.served(metrics_server.address(os.environ), self._metrics(), self.say):
+            self._watch()
+        self._end_rest()
+        return CODES["drained"] if self.replaced else self._conclude()
+
+    def _metrics(self) -> Callable[[], str]:
+        """Return what renders this pod's metrics."""
+        if self._run is None:
+            return str
+        shown, host = Exposition(self._run), socket.gethostname()
+        number = os.environ.get("RANK") or os.environ.get("JOB_COMPLETION_INDEX") or "0"
+        return lambda: shown.text(Here(self._start.pod, host, number == "0", self.restarts))
+
+    def _watch(self) -> None:
+        """Read output, wait for children and check them, until the command has ended or makes way for another."""
         looked = 0.0
         while self._code is None:
             self._read(TICK)
@@ -128,8 +144,6 @@ class Pod:
             if self._code is None and time.monotonic() - looked >= LOOK:
                 looked = time.monotonic()
                 self._look()
-        self._end_rest()
-        return CODES["drained"] if self.replaced else self._conclude()
 
     def _launch(self) -> subprocess.Popen[bytes]:
         words, where = self.words, None

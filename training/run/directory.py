@@ -52,18 +52,24 @@ class RunDir:
 
     def last_record(self) -> dict[str, Any]:
         """Return the newest step's whole line of metrics.jsonl; empty without one."""
-        try:
-            with open_regular(self.metrics) as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-                lines = (file.read(_TAIL) or b"").splitlines()
-        except OSError:
-            return {}
-        for line in reversed(lines):
-            with contextlib.suppress(ValueError, RecursionError):  # a killed process leaves half a line
-                record = json.loads(line)
-                if isinstance(record, dict):
-                    return record
-        return {}
+        return (last_records(self.metrics) or [{}])[-1]
+
+
+def last_records(path: Path, most: int = _TAIL) -> list[dict[str, Any]]:
+    """Return the JSON objects in the last `most` bytes of a file of lines, in its order; empty without the file."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+            lines = (file.read(most) or b"").splitlines()
+    except OSError:
+        return []
+    records = []
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):  # a killed process leaves half a line
+            record = json.loads(line)
+            if isinstance(record, dict):
+                records.append(record)
+    return records
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

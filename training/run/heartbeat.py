@@ -1,8 +1,9 @@
 """What a rank is doing, in its own file: `<run>/heartbeat/rank-00000.json`.
 
 The working code writes it, never a timer, so a rank that hangs falls silent. It is written when the phase
-changes and about once a second otherwise, without waiting for the device. A process has one heartbeat, which
-`begin` creates. Before that, and in a process that is not a rank, the functions below do nothing.
+changes and about once a second otherwise, without waiting for the device. Each change of the phase is also a
+line of `<run>/heartbeat/rank-00000.phases.jsonl`, which `training.run.phases` reads. A process has one heartbeat,
+which `begin` creates. Before that, and in a process that is not a rank, the functions below do nothing.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Heartbeat:
     def __init__(self, directory: Path | None, rank: int = 0) -> None:
         self._path = None if directory is None else path_of(directory, rank)
         self._stacks = None if directory is None else stacks_of(directory, rank)
+        self._changes = None if directory is None else changes_of(directory, rank)
         self._rank = rank
         self._phase: Phase = "joining"
         self._step: int | None = None
@@ -92,6 +94,7 @@ class Heartbeat:
         self._phase, self._last_call = phase, time.monotonic()
         self._step = self._step if step is None else step
         self._write()
+        self._note_change()
 
     def beat(self, step: int | None = None, *, part: bool = False) -> None:
         """Report progress: a step is done (`step` is its number, if they have one), or only `part` of one."""
@@ -112,6 +115,16 @@ class Heartbeat:
         self.enter(phase)
         yield
         self.enter(before)
+
+    def _note_change(self) -> None:
+        """Add a line for the new phase; one that cannot be written must not end a run."""
+        if self._changes is None:
+            return
+        line = {
+            "time": time.time(), "phase": self._phase, "step": self._step, "attempt": os.environ.get(ATTEMPT, ""),
+        }  # fmt: skip
+        with contextlib.suppress(OSError), self._changes.open("ab") as file:
+            file.write((json.dumps(line) + "\n").encode())
 
     def _write(self) -> None:
         """Write the file atomically. A heartbeat that cannot be written must not end a run."""
@@ -166,6 +179,11 @@ def current() -> Phase:
 def path_of(directory: Path, rank: int) -> Path:
     """Path of a rank's heartbeat."""
     return directory / f"rank-{rank:05d}.json"
+
+
+def changes_of(directory: Path, rank: int) -> Path:
+    """Path of the file with a line for each change of a rank's phase."""
+    return directory / f"rank-{rank:05d}.phases.jsonl"
 
 
 def stacks_of(directory: Path, rank: int) -> Path:

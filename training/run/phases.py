@@ -1,0 +1,58 @@
+"""When each rank was in which phase: `<run>/heartbeat/rank-00000.phases.jsonl`, a line for each change.
+
+A heartbeat says what a rank does now. These lines say what it did, over all attempts of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.run.files import open_regular
+from training.run.heartbeat import PHASES
+
+_CHUNK = 1 << 20  # bytes that one reading takes at most
+
+
+@dataclass(frozen=True)
+class Change:
+    """A rank's change to a phase at `time`, in seconds since the epoch, in an attempt of its pod."""
+
+    time: float
+    phase: str
+    step: int | None
+    attempt: str
+
+
+class Reader:
+    """Reads the lines of one file that were added since the last reading."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset, self._half = path, 0, b""
+
+    def new(self) -> Iterator[Change]:
+        """Yield the changes since the last call; lines of another form are left out. Raises OSError."""
+        with open_regular(self._path) as file:
+            if os.fstat(file.fileno()).st_size < self._offset:  # the run began again
+                self._offset, self._half = 0, b""
+            file.seek(self._offset)
+            added = file.read(_CHUNK) or b""
+        self._offset += len(added)
+        *lines, self._half = (self._half + added).split(b"\n")
+        yield from filter(None, map(_change, lines))
+
+
+def _change(line: bytes) -> Change | None:
+    try:
+        values: Any = json.loads(line)
+        change = Change(float(values["time"]), values["phase"], values["step"], values["attempt"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    known = change.phase in PHASES if isinstance(change.phase, str) else False
+    step_is_good = change.step is None or (type(change.step) is int and 0 <= change.step < 2**63)
+    return change if known and step_is_good and math.isfinite(change.time) and isinstance(change.attempt, str) else None
