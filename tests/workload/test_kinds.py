@@ -419,6 +419,9 @@ def test_what_hyperpods_operator_sets_is_unknown() -> None:
     verdict = wiring.analyse(of([job])).verdict
     assert verdict.state is State.CANNOT_TELL
     assert "HyperPod operator's own variables" in verdict.summary
+    job["spec"]["replicaSpecs"][0]["template"] = template(["torchrun", "--standalone", "a.py"])
+    verdict = wiring.analyse(of([job])).verdict
+    assert (verdict.state, "2 separate jobs" in verdict.summary) == (State.FAIL, True), "variables do not change that"
     job["spec"]["replicaSpecs"][0]["template"] = template(["hyperpodrun", "--nnodes=3", "a.py"])
     verdict = wiring.analyse(of([job])).verdict
     assert verdict.state is State.WARN

@@ -57,7 +57,7 @@ def analyse(job: Workload, given: Given | None = None) -> Analysis:
         _judge(nodes, job)
         warning = _warning(nodes)
     except Finding as finding:
-        if isinstance(finding, Apart) and job.injects:
+        if isinstance(finding, Apart) and job.injects and not (nodes and all(map(_alone_by_option, nodes))):
             finding = Finding(f"{finding.reason}; unknown: {job.injects}", None, State.CANNOT_TELL)
         found = Verdict(finding.state, mask(finding.reason), evidence, finding.remedy)
         return Analysis(found, nodes, isinstance(finding, Crowded))
@@ -221,6 +221,12 @@ def _judge_apart(nodes: Sequence[Node], job: Workload) -> None:
     alone = all(node.nodes[0] == 1 for node in nodes)
     effect = f"it trains as {count} separate jobs" if alone else f"it hangs: {len(nodes)} pods wait in {count} places"
     raise Apart(f"{effect}: {_why_apart(nodes[0], job)}", job.to_meet)
+
+
+def _alone_by_option(node: Node) -> bool:
+    """Whether torchrun's own --standalone keeps a pod alone, whatever variables the pod gets."""
+    torchrun = node.launch.torchrun
+    return torchrun is not None and torchrun.launcher == "torchrun" and "standalone" in torchrun.flags
 
 
 def _why_apart(node: Node, job: Workload) -> str:
