@@ -179,9 +179,11 @@ def test_a_trainjob_trains_as_the_pytorchjob_through_three_faults(
     assert (stopped["result"], stopped["saved"]) == ("suspended", True)
     assert kube.list("pods", namespace, TRAINJOB_LABEL) == []
     assert yard("why", "-n", namespace, code=1)["cause"] == "suspended"
+    saved = training.last_step()
     _patch(kube, namespace, {"spec": {"suspend": False}})
+    kube.wait("the pods again", lambda: training.uid(1) is not None, 180)
 
-    training.wait_step(FAULTS[2])
+    training.wait_step(max(FAULTS[2], saved + 1))
     node, before = training.pod(1)["spec"]["nodeName"], training.uid(1)
     selector = f"--pod-selector={TRAINJOB_LABEL}={JOB}"
     kube.run("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", selector, timeout=240)
