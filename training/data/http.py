@@ -18,7 +18,7 @@ import httpx2
 
 from training.data import retries
 from training.data.errors import DataError
-from training.data.retries import Retries, describe
+from training.data.retries import Retries, describe, is_untrusted
 
 _MOST_REDIRECTS = 20
 _SIZE = re.compile(r"[0-9]{1,18}")  # bytes
@@ -106,6 +106,8 @@ class RemoteFile(io.RawIOBase):
             raise DataError(f"{self.url}: {describe(error)}") from None
         except httpx2.TransportError as error:
             self._hang_up()
+            if is_untrusted(error):
+                raise DataError(f"{self.url}: the server's certificate is not trusted: {describe(error)}") from None
             self._retries.failed(describe(error))
             return False
         if done:

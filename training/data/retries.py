@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import random
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -89,6 +90,13 @@ def describe(error: Exception) -> str:
     if isinstance(error, httpx2.TimeoutException):
         return "the server is silent"
     return str(error) or type(error).__name__
+
+
+def is_untrusted(error: BaseException | None) -> bool:
+    """Return whether an error comes from a certificate that is not trusted, which no other attempt changes."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _retry_after(headers: Any) -> float:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
+import socket
+import ssl
+import subprocess
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -51,6 +56,34 @@ def test_without_retries_it_fails(serve: Callable[..., Any], monkeypatch: pytest
         except DataError:
             failed += 1
     assert failed > len(server.files) // 2
+
+
+def test_a_certificate_that_is_not_trusted_is_no_reason_to_try_again(tmp_path: Path) -> None:
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=127.0.0.1"]
+    subprocess.run([*words, "-keyout", "key", "-out", "own"], cwd=tmp_path, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "own", tmp_path / "key")
+    asked = 0
+
+    def answer(listener: socket.socket) -> None:
+        nonlocal asked
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            asked += 1
+            with connection, contextlib.suppress(OSError):
+                context.wrap_socket(connection, server_side=True)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,), daemon=True)
+        thread.start()
+        with pytest.raises(DataError, match="the server's certificate is not trusted"):
+            read(f"https://127.0.0.1:{listener.getsockname()[1]}/a")
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(30)
+    assert asked == 1
 
 
 def test_a_server_without_ranges_sends_from_the_start(serve: Callable[..., Any]) -> None:
