@@ -17,10 +17,10 @@ from tools.core.repo import did_you_mean, shown
 from tools.facts.instances import INSTANCE_LABEL
 from tools.gitops import flux_objects, git
 from tools.gitops.render import render
-from tools.gitops.run_file import CELL, DIGEST, SUFFIX, Image, Run, RunFile, read
+from tools.gitops.run_file import CELL, DIGEST, SUFFIX, Image, Run, RunFile, dumped, read
 from tools.kube.images import is_local
 from tools.kube.json_patch import difference, operation
-from tools.kube.manifests import Manifests, Object, name_of, written
+from tools.kube.manifests import Manifests, Object, name_of
 from tools.kube.selectors import allowed_values
 from tools.preflight.evaluate import Evaluation, evaluate
 
@@ -89,7 +89,7 @@ def _changed(
             stem = HASH.fullmatch(name_of(old))
             name = (stem[1] if stem else name_of(old)).removesuffix(f"-{run.suffix}")
             target = {"kind": old["kind"], "name": name.removeprefix(run.name.removesuffix(run.suffix))}
-            patches.append({"target": target, "patch": written([made])})
+            patches.append({"target": target, "patch": dumped(made)})
     run = replace(run, changes=shlex.join(changes.arguments()), patches=patches)
     manifests = _rendered(root, run, path, renderer)
     if sorted(map(str, manifests.objects)) != sorted(map(str, after.objects)):

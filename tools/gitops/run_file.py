@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
+
 from tools.core.errors import UserError
 from tools.core.tables import filled, load
-from tools.kube.manifests import Object, parse, written
+from tools.kube.manifests import Object, parse
 from tools.kube.shapes import misshapes
 
 GIT_REPOSITORY = ("source.toolkit.fluxcd.io/v1", "GitRepository")
@@ -85,7 +87,7 @@ class Run:
 
     def text(self) -> str:
         head = HEAD.format(cell=self.cell) + (CHANGES.format(words=self.changes) if self.changes else "")
-        return head + written(self.objects())
+        return head + dumped(*self.objects())
 
 
 @dataclass(frozen=True)
@@ -147,3 +149,26 @@ def read(text: str, path: str) -> RunFile:
             raise UserError(f"{path}: {one.path} of the {item['kind']} is not {one.wanted}")
     source, kustomization = sorted(objects, key=lambda item: str(item["kind"]))
     return RunFile(path, source, kustomization)
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    """Writes multi-line texts as blocks, quotes commits (digits alone read as a number), indents lists."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> Any:
+        return super().increase_indent(flow, False)
+
+
+def dumped(*documents: Any) -> str:
+    """Return YAML as it is written into a run's file."""
+    return str(yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120))
+
+
+def _text(dumper: _Dumper, text: str) -> Any:
+    if "\n" in text:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|")
+    style = '"' if COMMIT.fullmatch(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+_Dumper.ignore_aliases = lambda *_: True
