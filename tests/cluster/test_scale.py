@@ -20,6 +20,7 @@ from tests.parts.gomodule import Progress
 from tools.cells.knobs import Knobs, applied
 from tools.core import processes, repo
 from tools.facts.instances import NVIDIA, instance
+from tools.job.snapshot.collect import LOGS
 from tools.kube.manifests import Manifests, name_of
 
 MACHINES = 64
@@ -34,7 +35,7 @@ COMMANDS = (
     ("cluster", "nodes"),
     ("cluster", "validate"),
 )
-CALLS = 40  # of kubectl in one command, whatever the number of nodes and pods
+CALLS = LOGS + 12  # of kubectl in one command, whatever the number of nodes and pods
 MEASURED = """
 import json, resource, sys
 from tools.kube.kubectl import Kubectl
