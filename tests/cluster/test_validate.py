@@ -161,7 +161,7 @@ def test_what_nodes_advertise_is_counted(plane: ControlPlane, yard: Callable[...
     assert code == 1
     assert "gpu-1 (p5.48xlarge): 7 of 8 nvidia.com/gpu" in finding(answer, "devices")["evidence"]
     assert "gpu-1 (p5.48xlarge): 31 of 32" in finding(answer, "efa")["evidence"]
-    assert finding(answer, "pods")["evidence"] == ["gpu-1: 0 of 2"]
+    assert finding(answer, "pods")["evidence"] == ["gpu-1: 0 of 2, wanted 3"]
     assert "NvidiaXID79Error" in finding(answer, "nodes")["evidence"][0]
     code, rows = yard("nodes")
     by_name = {row["name"]: row for row in rows}
