@@ -32,7 +32,7 @@ export PROMPT
 # These would redirect an import or an installation.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
 
-.PHONY: help setup setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-long test-security audit test-cluster test-cluster-all test-flux test-monitoring test-images test-neuron bench bench-all bench-gpu bench-packages bench-restart prove-bench bench-data plan-error lint format types docs docs-serve ci lock lock-neuron clean purge
+.PHONY: help setup setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-long test-security audit test-cluster test-cluster-all test-flux test-monitoring test-bench test-images test-neuron bench bench-all bench-gpu bench-packages bench-restart prove-bench bench-data plan-error lint format types docs docs-serve ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -131,7 +131,7 @@ test: setup-dev ## Run the tests (ARGS="tests/house -k lock")
 	@exec $(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal -m "not long" $(ARGS)
 
 test-long: setup-dev ## Run the long tests: training on two ranks, every printed command, programs built from source
-	@exec $(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal -m long $(ARGS)
+	@exec $(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal -m long --ignore=tests/bench $(ARGS)
 
 test-security: setup-dev ## Run the tests that attack: hostile pods, manifests, checkpoints, neighbours on the network
 	@exec $(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal tests/security $(ARGS)
@@ -150,6 +150,9 @@ test-flux: setup-dev ## Run the tests with real Flux, each cluster on its own Ku
 
 test-monitoring: setup-dev ## Run the tests with a real Prometheus: scrapes, rules, an alert for a hang (the first run builds it)
 	@exec $(PYTEST) tests/monitoring $(ARGS)
+
+test-bench: setup-dev ## Run the tests of the benchmarks: tiny rows of all sides, also those of a card
+	@exec $(PYTEST) tests/bench $(ARGS)
 
 test-images: setup-dev ## Run the tests with a private Docker engine and registry (root, up to an hour)
 	@exec $(PYTEST) tests/docker $(ARGS)
