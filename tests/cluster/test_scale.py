@@ -1,6 +1,6 @@
 """Large clusters: 64 p5 machines until nothing is free, and a thousand that commands look at.
 
-The times are those of an operator that nobody holds back; by default it asks 20 times a second at most.
+The times are those of an operator without a limit of requests; by default it asks 20 times a second at most.
 """
 
 from __future__ import annotations

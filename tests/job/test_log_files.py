@@ -219,7 +219,7 @@ def test_a_launcher_without_the_output_of_its_child_is_quoted(yard: Yard, before
         "[ERROR] [launch.py:321:sigkill_handler] ['python', 'train.py', '--local_rank=7'] exits with return code = 1",
     ],
 )
-def test_the_end_of_a_launcher_is_no_cause(yard: Yard, end: str) -> None:
+def test_the_end_of_a_launcher_is_not_a_cause(yard: Yard, end: str) -> None:
     found = yard.json("why", "--log", write("a.log", f"start\n{end}\n"), code=3)
     assert "its own output is not in the log" in found["summary"]
     assert found["looked_at"][0] == f"a.log:2: {end}"

@@ -20,6 +20,7 @@ from training.pod import metrics_server
 from training.pod.exposition import FAMILIES, Exposition, Here
 from training.run.directory import RunDir, write_json
 from training.run.heartbeat import PHASES, Beat, Heartbeat, changes_of, path_of
+from training.run.phases import Reader
 
 HERE = Here("worker-0", "host-a", first=True)
 ROOT = Path(__file__).parents[2]
@@ -107,6 +108,19 @@ def test_seconds_of_a_phase_never_shrink_over_attempts(tmp_path: Path) -> None:
     assert later["trainyard_phase_seconds_total", "training"] == 60.0, "what happened until 1100 is unknown"
     assert later["trainyard_phase_seconds_total", "loading"] >= 40.0
     assert samples(Exposition(run).text(HERE))["trainyard_phase_seconds_total", "loading"] >= 40.0
+
+
+def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
+    (tmp_path / "heartbeat").mkdir()
+    path = changes_of(tmp_path / "heartbeat", 0)
+    path.write_bytes(b"x" * 3_000_000)
+    reader = Reader(path)
+    for _ in range(4):
+        assert list(reader.new()) == []
+        assert len(reader._half) <= 4096
+    with path.open("a") as file:
+        file.write('\n{"time": 1, "phase": "loading", "step": null, "attempt": "a"}\n')
+    assert [change.phase for change in reader.new()] == ["loading"], "what follows is read again"
 
 
 def test_a_heartbeat_notes_each_change_of_its_phase(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class RetryBudget(Waiting):
         try:
             with super().during(request):
                 yield
-        except Exception:
+        except Exception:  # whatever ended the request took its time; it is raised again
             self._failed += time.monotonic() - self._began
             raise
 

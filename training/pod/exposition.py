@@ -158,7 +158,7 @@ def _of_ranks(beats: Iterable[Beat]) -> Iterator[Sample]:
 
 
 def _of_steps(run: RunDir) -> Iterator[Sample]:
-    recent = [record for record in last_records(run.metrics, _TAIL) if is_number(record.get("step"))][-RECENT:]
+    recent = [record for record in last_records(run.metrics, _TAIL, RECENT) if is_number(record.get("step"))]
     wanted = _steps_wanted(run, recent)
     if wanted is not None:
         yield "trainyard_steps_wanted", {}, wanted

@@ -51,7 +51,7 @@ class _Server(socketserver.TCPServer):
     allow_reuse_address = True
 
     def handle_error(self, _request: Any, _client: Any) -> None:
-        """Print nothing: a client that went away is of no interest to those who read the pod's log."""
+        """Print nothing: a client that went away is not worth a line in the pod's log."""
 
 
 class _Server6(_Server):

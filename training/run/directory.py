@@ -55,16 +55,19 @@ class RunDir:
         return (last_records(self.metrics) or [{}])[-1]
 
 
-def last_records(path: Path, most: int = _TAIL) -> list[dict[str, Any]]:
-    """Return the JSON objects in the last `most` bytes of a file of lines, in its order; empty without the file."""
+def last_records(path: Path, most: int = _TAIL, lines: int = 0) -> list[dict[str, Any]]:
+    """Return the JSON objects in the last `most` bytes of a file of lines, in its order; empty without the file.
+
+    With `lines` only that many of the last lines are read.
+    """
     try:
         with open_regular(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - most))
-            lines = (file.read(most) or b"").splitlines()
+            found = (file.read(most) or b"").splitlines()[-lines:]
     except OSError:
         return []
     records = []
-    for line in lines:
+    for line in found:
         with contextlib.suppress(ValueError, RecursionError):  # a killed process leaves half a line
             record = json.loads(line)
             if isinstance(record, dict):

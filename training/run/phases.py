@@ -17,6 +17,7 @@ from training.run.files import open_regular
 from training.run.heartbeat import PHASES
 
 _CHUNK = 1 << 20  # bytes that one reading takes at most
+_LONGEST = 4096  # bytes of a line; of a longer one, which no heartbeat writes, the rest is dropped
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Reader:
             file.seek(self._offset)
             added = file.read(_CHUNK) or b""
         self._offset += len(added)
-        *lines, self._half = (self._half + added).split(b"\n")
+        *lines, half = (self._half + added).split(b"\n")
+        self._half = half[:_LONGEST]
         yield from filter(None, map(_change, lines))
 
 

@@ -158,8 +158,12 @@ def leave_headers() -> None:
 def quote_paths() -> None:
     """Let torch compile C++ in directories whose names have blanks: it splits its commands at them.
 
-    It quotes the directories that it includes, but neither the files that it reads nor those that it writes.
+    It quotes the directories that it includes, but neither the files that it reads nor those that it writes. Where no
+    name needs it, torch stays as it is.
     """
+    where = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()
+    if shlex.quote(where) == where:
+        return
     from torch._inductor.cpp_builder import CppBuilder
 
     plain = CppBuilder.__init__

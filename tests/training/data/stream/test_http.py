@@ -58,7 +58,7 @@ def test_without_retries_it_fails(serve: Callable[..., Any], monkeypatch: pytest
     assert failed > len(server.files) // 2
 
 
-def test_a_certificate_that_is_not_trusted_is_no_reason_to_try_again(tmp_path: Path) -> None:
+def test_a_certificate_that_is_not_trusted_ends_the_attempts(tmp_path: Path) -> None:
     words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=127.0.0.1"]
     subprocess.run([*words, "-keyout", "key", "-out", "own"], cwd=tmp_path, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
