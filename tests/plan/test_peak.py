@@ -9,7 +9,8 @@ import pytest
 from tests.plan import memory
 
 CASES = memory.read()
-AGAIN = ("ddp, fp32", "fsdp, bf16, compiled, full", "1B, hsdp")
+# Compiled cases are left out: the code that inductor makes, and so its buffers, differs by the processor's vector units.
+AGAIN = ("ddp, fp32", "1B, hsdp")
 
 
 @pytest.mark.parametrize("used", [True, False])
