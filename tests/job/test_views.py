@@ -91,7 +91,7 @@ def test_the_conclusion_of_a_pod_names_the_rank_and_host_of_another() -> None:
 def test_the_entrypoints_conclusion_is_read_back() -> None:
     """The line is the one that training.pod.end_record writes."""
     record = Failure("data", 3, "host", 1, 7, "no shard", "DataError", 0.0)
-    end = End("data", "pod", 0.0, 1.0, "no shard", "DataError", record)
+    end = End("data", "pod", "start", 0.0, 1.0, "no shard", "DataError", record)
     found = log_causes.first_cause([log_lines.line_of(f"entrypoint: {end.summary()} (exit code {end.code})")])
     assert found is not None
     assert (found.kind, found.rank, found.host, found.concluded) == ("data", 3, "host", True)

@@ -16,12 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.training.accounts import accounted
+from training.checkpoint.layout import committed_steps
 from training.distributed.process import ENTRYPOINT, state_of
 from training.pod import end_record as end
 from training.pod.end_record import Start
 from training.pod.exit_analysis import Output
 from training.pod.rendezvous import hosted
-from training.run import failure, heartbeat
+from training.run import failure, heartbeat, ledger
 from training.run.directory import RunDir
 from training.run.failure import CODES, PERMANENT, Failure
 
@@ -255,6 +257,14 @@ def test_a_stopped_rank_is_restarted_and_a_killed_one_is_the_cause_of_the_end(st
     assert (record["message"], record["phase"], last.pid) == ("was killed by SIGKILL", last.phase, killed)
     assert record["host"] == socket.gethostname()
     assert any("continuing from step" in line for line in (job.run / "logs/rank-00000.log").read_text().splitlines())
+    book = ledger.of(ledger.read(RunDir(job.run), committed_steps(job.run / "checkpoints")[-1]))
+    (row,) = map(json.loads, (job.run / "attempts.jsonl").read_text().splitlines())
+    assert accounted(book) == 2 * (round(row["ended"] * 1000) - round(row["started"] * 1000))
+    seconds = {name: ms / 2000 for name, ms in book.totals.items()}
+    assert seconds["hung"] >= 2
+    assert min(seconds["lost to redo"], seconds["restart and rendezvous"]) > 0
+    assert seconds["training"] + seconds["checkpoint stall"] + seconds["lost to redo"] >= 6, "so long after the hang"
+    assert (book.restarts, book.running) == (1, False)
 
 
 def test_a_permanent_failure_uses_no_restart_of_torchrun(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.training.accounts import accounted
 from tests.training.inprocess import StopAfter, Texts, losses, run, same, tensors
 from training.checkpoint.read import newest
 from training.config import ConfigError
+from training.run import ledger
 from training.run.directory import RunDir
 from training.trainer import state
 
@@ -94,6 +96,10 @@ def test_a_killed_worker_costs_nothing(start: Callable, two_ranks: tuple[str, ..
     assert [r["step"] for r in struck.records()] == list(range(1, 41))
     assert struck.losses() == calm.losses()
     assert same(tensors(RunDir(struck.run)), tensors(RunDir(calm.run)))
+    for job, lost in ((struck, True), (calm, False)):
+        book = ledger.of(ledger.read(RunDir(job.run), 40))
+        assert accounted(book) > 0
+        assert (book.totals["lost to redo"] > 0, book.restarts) == (lost, int(lost))
 
 
 @pytest.mark.long

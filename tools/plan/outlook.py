@@ -13,6 +13,7 @@ from tools.plan.layout import CARDS, FITTED, Layout, Machine, Shape, chunk_size,
 from tools.plan.memory import Estimate, Room
 from tools.plan.speed import Step
 from training.config import Config
+from training.run.ledger import ettr
 
 OFFERS: dict[str, Any] = load("facts/offers.yaml")
 UNKNOWN_CARD = "a card that tools/facts/cards.yaml does not have"
@@ -154,12 +155,12 @@ class Plan:
 
     @property
     def ettr(self) -> float | None:
-        """Share of the time that trains: without saves, lost steps and restarts (Kokolis et al. 2024)."""
+        """The expected ETTR: time goes to saves, lost steps and restarts (Kokolis et al. 2024)."""
         if self.step_s is None or self.between_failures_s is None:
             return None
         interval = self.run.save_every * self.step_s
         lost = float(OFFERS["restart_s"]["value"]) + interval / 2
-        return interval / (interval + self.stall_s) * max(0.0, 1 - lost / self.between_failures_s)
+        return ettr(interval * max(0.0, 1 - lost / self.between_failures_s), interval + self.stall_s)
 
     # Time and money
 

@@ -38,6 +38,7 @@ class End:
 
     kind: str
     pod: str
+    id: str
     started: float
     time: float
     message: str
@@ -80,6 +81,7 @@ def conclude(
     return End(
         kind=kind,
         pod=start.pod,
+        id=start.id,
         started=start.time,
         time=time.time(),
         message=message,
@@ -96,7 +98,7 @@ def write(end: End, run: RunDir, restarts: int) -> None:
     """
     attempts = run.path / "attempts.jsonl"
     row = {
-        "pod": end.pod, "started": end.started, "ended": end.time, "class": end.kind, "code": end.code,
+        "pod": end.pod, "id": end.id, "started": end.started, "ended": end.time, "class": end.kind, "code": end.code,
         "rank": end.cause.rank if end.cause else None, "step": end.cause.step if end.cause else None,
         "restarts": restarts,
     }  # fmt: skip
@@ -176,7 +178,7 @@ def _values(end: End, run: RunDir, attempts: int) -> dict[str, Any]:
     failure = end.cause
     log = run.rank_log(failure.rank) if failure else None
     values = asdict(end)
-    del values["cause"], values["kind"]
+    del values["cause"], values["kind"], values["id"]
     return {
         "class": end.kind,
         "code": end.code,

@@ -151,6 +151,7 @@ class Pod:
             **os.environ,
             **self._environment,
             heartbeat.ATTEMPT: self._start.id,
+            heartbeat.STARTED: repr(self._start.time),
             ENTRYPOINT: str(os.getpid()),
         }
         if self._code_here is not None:

@@ -23,6 +23,7 @@ from typing import Literal, get_args
 from training.run.directory import read_json
 
 ATTEMPT = "TRAINYARD_ATTEMPT"  # set by training.entrypoint: the pod's start that a heartbeat belongs to
+STARTED = "TRAINYARD_STARTED"  # set beside it: when that start began, in seconds since the epoch
 DUMP_SIGNAL = signal.SIGUSR2  # a rank answers it with the stacks of its threads
 INTERVAL = 1.0  # seconds between two writes within a phase
 SETTLED = 3  # steps after which a phase runs steadily: it has compiled its code and opened its connections
@@ -94,7 +95,20 @@ class Heartbeat:
         self._phase, self._last_call = phase, time.monotonic()
         self._step = self._step if step is None else step
         self._write()
-        self._note_change()
+        self._note(time.time(), self._phase, self._step, os.environ.get(ATTEMPT, ""))
+
+    def continue_record(self) -> None:
+        """Add lines for what this process cannot see: the last sign of the rank's process before, and its pod's start.
+
+        It is called before the first `enter`, which replaces the heartbeat of the process before.
+        """
+        before = None if self._path is None else read(self._path)
+        if before is not None:
+            self._note(before.time, before.phase, before.step, before.attempt)
+        own = os.environ.get(ATTEMPT, "")
+        if own and (before is None or before.attempt != own):
+            with contextlib.suppress(KeyError, ValueError):
+                self._note(float(os.environ[STARTED]), "joining", None, own)
 
     def beat(self, step: int | None = None, *, part: bool = False) -> None:
         """Report progress: a step is done (`step` is its number, if they have one), or only `part` of one."""
@@ -116,15 +130,15 @@ class Heartbeat:
         yield
         self.enter(before)
 
-    def _note_change(self) -> None:
-        """Add a line for the new phase; one that cannot be written must not end a run."""
+    def _note(self, moment: float, phase: str, step: int | None, attempt: str) -> None:
+        """Add a line about a phase; one that cannot be written must not end a run."""
         if self._changes is None:
             return
-        line = {
-            "time": time.time(), "phase": self._phase, "step": self._step, "attempt": os.environ.get(ATTEMPT, ""),
-        }  # fmt: skip
-        with contextlib.suppress(OSError), self._changes.open("ab") as file:
-            file.write((json.dumps(line) + "\n").encode())
+        line = {"time": moment, "phase": phase, "step": step, "attempt": attempt}
+        with contextlib.suppress(OSError):
+            self._changes.parent.mkdir(parents=True, exist_ok=True)
+            with self._changes.open("ab") as file:
+                file.write((json.dumps(line) + "\n").encode())
 
     def _write(self) -> None:
         """Write the file atomically. A heartbeat that cannot be written must not end a run."""
@@ -153,6 +167,7 @@ def begin(directory: Path, rank: int) -> None:
     global _own
     _own = Heartbeat(directory, rank)
     _own.answer_with_stacks()
+    _own.continue_record()
     _own.enter("joining")
 
 

@@ -34,16 +34,16 @@ class Reader:
     """Reads the lines of one file that were added since the last reading."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._offset, self._half = path, 0, b""
+        self._path, self.offset, self._half = path, 0, b""
 
     def new(self) -> Iterator[Change]:
         """Yield the changes since the last call; lines of another form are left out. Raises OSError."""
         with open_regular(self._path) as file:
-            if os.fstat(file.fileno()).st_size < self._offset:  # the run began again
-                self._offset, self._half = 0, b""
-            file.seek(self._offset)
+            if os.fstat(file.fileno()).st_size < self.offset:  # the run began again
+                self.offset, self._half = 0, b""
+            file.seek(self.offset)
             added = file.read(_CHUNK) or b""
-        self._offset += len(added)
+        self.offset += len(added)
         *lines, half = (self._half + added).split(b"\n")
         self._half = half[:_LONGEST]
         yield from filter(None, map(_change, lines))

@@ -33,6 +33,7 @@ from training.distributed.rank_zero import while_others_wait
 from training.distributed.ranks import Ranks, join, own_group
 from training.models.counting import flops_per_token, parameters
 from training.run import failure, heartbeat
+from training.run.commit import commit
 from training.run.directory import RunDir, read_json, write_json
 from training.task import Feed, Task
 from training.trainer import state
@@ -237,7 +238,7 @@ def _compile_once(run: Run, now: TrainState) -> None:
     device, alone = run.device, run.ranks.world_size == 1
     if not device.compile or device.is_cuda or alone or not now.parallel.replicated:
         return
-    heartbeat.enter("compiling")
+    heartbeat.enter("compiling", now.step)
 
     def compile_all() -> None:
         log.info("compiling on rank %d; this takes a while the first time", run.ranks.rank)
@@ -331,6 +332,7 @@ def _meta(task: Task, config: Config, device: Device, ranks: Ranks, feed: Feed) 
     return {
         "config": config.model_dump(mode="json"),
         "config_digest": config.digest(),
+        "commit": commit() if ranks.first else None,
         "dataset": feed.digest,
         "dataset_directory": str(feed.directory),
         **task.origin(config),

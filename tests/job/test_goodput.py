@@ -1,0 +1,116 @@
+"""`yard job goodput` on run directories that are written by hand: sums, prices, tables, and bad input."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shutil
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from tests.job.conftest import Cluster, NewWorld, Yard
+from tests.training.test_ledger import LIFE, write
+from tools.facts.instances import instance
+from tools.job.goodput import TO_DO, apportioned
+from training.run.directory import RunDir, read_json, write_json
+from training.run.ledger import CATEGORIES
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Two ranks on one host for 155 s, of which 100 s train."""
+    found = write(tmp_path, [("a", [*LIFE, (150, "sampling", 10), (153, "done", 10)])], {"a": (155, "done")})
+    write_json(found.run, {"commit": "abc\x1b[31m", "config_digest": "f00"})
+    return found
+
+
+def test_every_second_and_every_cent_is_in_one_category(run: RunDir, yard: Yard) -> None:
+    (found,) = yard.json("goodput", str(run.path), "--instance", "p5.48xlarge")["runs"]
+    price = Decimal(str(instance("p5.48xlarge").price_usd_per_hour))
+    assert Decimal(found["usd"]) == round(price * 155 / 3600, 2)
+    assert sum(map(Decimal, found["usd_by_category"].values())) == Decimal(found["usd"])
+    assert sum(found["seconds"].values()) == found["rank_seconds"] == 2 * 155
+    assert (found["ranks"], found["restarts"], found["running"]) == (2, 0, False)
+    assert found["seconds"]["training"] == 200
+    assert found["goodput"] == found["ettr"] == pytest.approx(100 / 155)
+    assert [one["category"] for one in found["losses"]] == ["compile", "start and import", "evaluation"]
+    assert (found["config"], found["image"]) == ("f00", None)
+    assert {rank: sum(one.values()) for rank, one in found["by_rank"].items()} == {"0": 155, "1": 155}
+
+
+def test_people_see_sums_losses_and_what_to_do(run: RunDir, yard: Yard) -> None:
+    shown = yard.out("goodput", str(run.path))
+    assert "run: 2 ranks, 2 min each, 0 restarts" in shown
+    assert re.search(r"^  sum +310 s$", shown, re.MULTILINE)
+    assert f"compile, 40 s: {TO_DO['compile']}" in shown
+    assert "\x1b" not in shown
+    assert "$" not in shown, "the price of this machine is unknown"
+
+
+def test_several_runs_are_a_table_and_csv(run: RunDir, yard: Yard, tmp_path: Path) -> None:
+    write(tmp_path / "other", [("a", LIFE)], {"a": (150, "killed")}).path.rename(tmp_path / "=cmd|calc")
+    (tmp_path / "empty").mkdir()
+    rows = list(csv.DictReader(io.StringIO(yard.out("goodput", str(tmp_path), "--csv"))))
+    assert [row["run"] for row in rows] == ["'=cmd|calc", "run"], "a spreadsheet would compute a formula"
+    assert [sum(int(row[name]) for name in CATEGORIES) for row in rows] == [300, 310]
+    assert "2 runs, 0.17 rank-hours, 0.00 USD, 2 without a known price" in yard.out("goodput", str(tmp_path))
+    assert yard.out("goodput", str(tmp_path), "--since", "1d") == "no run since 1d\n"
+    (later,) = yard.json("goodput", str(run.path), "--since", "2025-06-15T15:08:20")["runs"]
+    assert later["rank_seconds"] == 2 * 55, "T0 is 15:06:40"
+
+
+def test_each_loss_has_something_to_do() -> None:
+    assert set(TO_DO) == set(CATEGORIES) - {"training"}
+
+
+def test_rounded_parts_have_the_rounded_sum() -> None:
+    assert apportioned({"a": Fraction(1, 3), "b": Fraction(1, 3), "c": Fraction(1, 3)}) == {"a": 1, "b": 0, "c": 0}
+    assert apportioned({"a": Fraction(5, 2), "b": Fraction(5, 2)}) == {"a": 3, "b": 2}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ((".",), 3, "no run in ."),
+        (("./none",), 2, "./none: no such directory"),
+        (("half",), 3, "CANNOT TELL: half has no phases of any rank"),
+        (("half", "--since", "yesterday"), 2, "--since yesterday: not a time"),
+        (("half", "--since", "9999-99-99"), 2, "--since 9999-99-99: not a time"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: tuple[str, ...], code: int, message: str, yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "half" in words:
+        (tmp_path / "half" / "heartbeat").mkdir(parents=True)
+        (tmp_path / "half" / "heartbeat" / "rank-00000.phases.jsonl").write_text('{"time": 17\n{"tim')
+    assert message in yard.err("goodput", *words, code=code)
+
+
+def test_an_unknown_instance_type_names_the_nearest(run: RunDir, yard: Yard) -> None:
+    assert "did you mean p5.48xlarge?" in yard.err("goodput", str(run.path), "--instance", "p5.48xlage", code=2)
+
+
+def test_a_job_is_read_through_its_pod_with_its_waits_and_prices(
+    world: NewWorld, cluster: Cluster, run: RunDir, yard: Yard
+) -> None:
+    job = world("p5/llama-3-1-8b")
+    pods = [pod["metadata"]["name"] for pod in job.snapshot().of("Pod")][:2]
+    home = cluster(job)
+    for rank, pod in enumerate(pods):
+        path = run.heartbeat / f"rank-{rank:05d}.json"
+        write_json(path, {**read_json(path), "host": pod, "rank": rank})
+    shutil.copytree(run.path, home / "volume", dirs_exist_ok=True)
+    (found,) = yard.json("goodput", "p5-llama-3-1-8b-train")["runs"]
+    assert found["run"] == "p5-llama-3-1-8b-train"
+    kind = job.nodes[0]["metadata"]["labels"]["node.kubernetes.io/instance-type"]
+    price = Decimal(str(instance(kind).price_usd_per_hour))
+    paid = found["rank_seconds"] - found["seconds"]["queued"]
+    assert Decimal(found["usd"]) == round(price * paid / 3600, 2), "each rank has a node of its own"
+    assert found["seconds"]["training"] == 200
+    assert found["commit"] == "abc\x1b[31m"

@@ -1,0 +1,202 @@
+"""What a run's time was used for, in seconds and dollars: its ledger, with prices, causes and what to do."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+from tools.core import UserError, duration, output, tables
+from tools.facts.instances import HYPERPOD_PREFIX, INSTANCE_LABEL, INSTANCES, instance
+from tools.job.runs import Run
+from tools.job.snapshot import JobPod, Snapshot
+from tools.job.snapshot.snapshot import event_time
+from tools.kube import Object
+from training.checkpoint.layout import committed_steps
+from training.run import ledger
+from training.run.directory import read_json
+from training.run.ledger import CATEGORIES, UNPAID, Ledger
+
+TO_DO: Mapping[str, str] = tables.load("job/tables.yaml")["losses"]
+LARGEST = 3  # losses that are explained
+HOUR = 3600 * 1000  # milliseconds
+# What an event about a pod begins: the kubelet, the autoscalers and Karpenter report it.
+EVENTS = {
+    "TriggeredScaleUp": "node provisioning", "Nominated": "node provisioning", "Pulling": "image pull",
+    "Pulled": "start and import",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Account:
+    """A run's ledger with what it cost. `prices` are USD an hour by host; a host without one has no known price."""
+
+    name: str
+    ledger: Ledger
+    prices: Mapping[str, Decimal]
+    tied: Mapping[str, str | None]
+
+    @property
+    def seconds(self) -> dict[str, int]:
+        """Whole rank-seconds of each category; their sum is that of the wall times."""
+        return apportioned({name: Fraction(ms, 1000) for name, ms in self.ledger.totals.items()})
+
+    @property
+    def cents(self) -> dict[str, int] | None:
+        """Cents of each category; their sum is the cost. None if the price of a host is unknown."""
+        shares = dict.fromkeys(CATEGORIES, Fraction(0))
+        on_host = [self.ledger.hosts.get(rank, "") for rank in self.ledger.ranks]
+        for rank, spans in self.ledger.ranks.items():
+            host = self.ledger.hosts.get(rank, "")
+            if host not in self.prices:
+                return None
+            rate = Fraction(self.prices[host]) * 100 / on_host.count(host) / HOUR
+            for span in spans:
+                shares[span.category] += 0 if span.category in UNPAID else rate * (span.end - span.start)
+        return apportioned(shares)
+
+    def losses(self) -> list[tuple[str, int]]:
+        """The largest categories that are not training, with their seconds."""
+        found = [(name, number) for name, number in self.seconds.items() if name != "training" and number]
+        return sorted(found, key=lambda one: -one[1])[:LARGEST]
+
+    def as_dict(self) -> Object:
+        """Return the account for JSON."""
+        cents, book = self.cents, self.ledger
+        return {
+            "run": self.name,
+            "started": round(book.start, 3),
+            "ranks": len(book.ranks),
+            "restarts": book.restarts,
+            "running": book.running,
+            "rank_seconds": sum(self.seconds.values()),
+            "seconds": self.seconds,
+            "usd": None if cents is None else dollars(sum(cents.values())),
+            "usd_by_category": None if cents is None else {name: dollars(number) for name, number in cents.items()},
+            "goodput": book.goodput,
+            "ettr": book.ettr,
+            "losses": [{"category": name, "seconds": number, "fix": TO_DO[name]} for name, number in self.losses()],
+            **self.tied,
+            "by_rank": {str(rank): self._of_rank(rank) for rank in book.ranks},
+            "notes": list(book.notes),
+        }
+
+    def _of_rank(self, rank: int) -> Object:
+        own = replace(self, ledger=replace(self.ledger, ranks={rank: self.ledger.ranks[rank]}))
+        return {name: number for name, number in own.seconds.items() if number}
+
+    def row(self) -> Object:
+        """Return the account as one line of a table."""
+        value = self.as_dict()
+        kept = ("run", "started", "ranks", "restarts", "rank_seconds", "usd", "goodput", "ettr", *self.tied)
+        return {key: value[key] for key in kept} | self.seconds
+
+    def lines(self) -> Iterator[str]:
+        """Return the account for people."""
+        book, seconds, cents = self.ledger, self.seconds, self.cents
+        wall = sum(seconds.values())
+        ranks, restarts = output.count(len(book.ranks), "rank"), output.count(book.restarts, "restart")
+        yield f"{self.name}: {ranks}, {duration(wall / len(book.ranks))} each, {restarts}"
+        rows = [
+            (
+                name,
+                f"{number:,} s",
+                f"{number / wall:.1%}" if wall else "-",
+                _money(None if cents is None else cents[name]),
+            )
+            for name, number in seconds.items()
+            if number
+        ]
+        rows.append(("sum", f"{wall:,} s", "", _money(None if cents is None else sum(cents.values()))))
+        yield from (f"  {line}" for line in output.columns(rows))
+        yield f"  goodput {_share(book.goodput)} of the time paid for was training that was kept"
+        yield f"  ETTR    {_share(book.ettr)} of the time since the start was training that was kept"
+        tied = (f"{key} {output.short(value, 80) if value else UNKNOWN}" for key, value in self.tied.items())
+        yield f"  {', '.join(tied)}"
+        for name, number in self.losses():
+            yield f"  {name}, {duration(number)}: {TO_DO[name]}"
+        yield from (f"  note: {note}" for note in book.notes)
+
+
+UNKNOWN = "unknown"
+
+
+def of(run: Run, machine: str | None = None, since: float | None = None) -> Account | None:
+    """Return the account of a run, None if nothing of it is after `since`. `machine` is the type of its nodes.
+
+    Raises UserError (3) if the run has no record of phases.
+    """
+    evidence = ledger.read(run.files, kept=max(committed_steps(run.files.checkpoints), default=0))
+    if not evidence.ranks:
+        hint = "the trainer writes it, and scripts that `import trainyard`; `yard job why` shows whether ranks start"
+        raise UserError(f"CANNOT TELL: {run.name} has no phases of any rank in heartbeat/", hint, 3)
+    if run.seen is not None:
+        created = JobPod({"metadata": run.seen.job["metadata"]}).created
+        marks = {pod.host: marks_of(run.seen, pod) for pod in run.seen.pods}
+        evidence = replace(evidence, submitted=created.timestamp() if created else None, marks=marks)
+    book = ledger.of(evidence)
+    book = book if since is None else book.since(since)
+    if not book.ranks:
+        return None
+    return Account(run.name, book, _prices(run.seen, book, machine), _tied(run))
+
+
+def marks_of(seen: Snapshot, pod: JobPod) -> list[tuple[float, str]]:
+    """Return what the cluster tells about a pod before its container ran: from each moment on it was in a category."""
+    bound = [one for one in pod.status.get("conditions") or [] if one.get("type") == "PodScheduled"]
+    times = [(pod.created, "queued"), (pod.started, "start and import")]
+    times += [(JobPod({"metadata": {"creationTimestamp": one.get("lastTransitionTime")}}).created, "image pull")
+              for one in bound if one.get("status") == "True"]  # fmt: skip
+    for event in seen.events("Pod", pod.name):
+        if event.get("reason") in EVENTS:
+            times.append((event_time(event), EVENTS[str(event["reason"])]))
+    return [(moment.timestamp(), category) for moment, category in times if moment is not None]
+
+
+def _prices(seen: Snapshot | None, book: Ledger, machine: str | None) -> dict[str, Decimal]:
+    """Return the price of each host: that of `machine`, or else of the type that its node's label says."""
+    if machine is not None:
+        price = instance(machine).price_usd_per_hour
+        return {} if price is None else dict.fromkeys(["", *book.hosts.values()], Decimal(str(price)))
+    found = {}
+    for pod in seen.pods if seen else ():
+        node = seen.find("Node", pod.node) if seen and pod.node else None
+        kind = ((node or {}).get("metadata", {}).get("labels") or {}).get(INSTANCE_LABEL, "")
+        known = INSTANCES.get(str(kind).removeprefix(HYPERPOD_PREFIX))
+        if known is not None and known.price_usd_per_hour is not None:
+            found[pod.host] = Decimal(str(known.price_usd_per_hour))
+    return found
+
+
+def _tied(run: Run) -> dict[str, str | None]:
+    """Return what the account is of: commit, image and configuration, as far as they are known."""
+    info: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        info = read_json(run.files.run)
+    images = {str(pod.container.get("imageID") or "") for pod in run.seen.pods} if run.seen else set()
+    texts = {name: info.get(key) for name, key in (("commit", "commit"), ("config", "config_digest"))}
+    known = {name: value if isinstance(value, str) else None for name, value in texts.items()}
+    return {"commit": known["commit"], "image": ", ".join(sorted(images - {""})) or None, "config": known["config"]}
+
+
+def apportioned(parts: Mapping[str, Fraction]) -> dict[str, int]:
+    """Return whole numbers whose sum is the rounded sum of the parts: those with the largest rests are rounded up."""
+    found = {name: int(value) for name, value in parts.items()}
+    missing = round(sum(parts.values(), Fraction(0))) - sum(found.values())
+    for name in sorted(parts, key=lambda name: found[name] - parts[name])[:missing]:
+        found[name] += 1
+    return found
+
+
+def dollars(cents: int) -> str:
+    """Return an amount as digits, such as `12.30`: a float has no exact cents."""
+    return f"{Decimal(cents) / 100:.2f}"
+
+
+def _money(cents: int | None) -> str:
+    return "" if cents is None else f"${Decimal(cents) / 100:,.2f}"
+
+
+def _share(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.1%}"

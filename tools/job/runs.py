@@ -1,0 +1,89 @@
+"""Run directories by name: those of this machine, and those of jobs, whose files a pod of the job sends."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.cells.kustomize_graph import is_kustomization
+from tools.core import UserError, nearest, output, repo
+from tools.job import copy, volume_reader
+from tools.job.snapshot import Snapshot, collect, pod_exec
+from tools.kube import Kubectl
+from training.checkpoint.layout import step_name
+from training.run.directory import RunDir
+
+# Any of these makes a directory a run.
+_PARTS = ("run.json", "metrics.jsonl", "attempts.jsonl", "heartbeat")
+_BROUGHT = (*_PARTS, "failures", "heldout.jsonl", "report.json", "end.json")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's files, and its job if they are those of a cluster."""
+
+    name: str
+    files: RunDir
+    seen: Snapshot | None = None
+
+
+@contextlib.contextmanager
+def opened(kubectl: Kubectl, names: Sequence[str]) -> Iterator[list[Run]]:
+    """Yield the runs that the names mean, those of this checkout without a name.
+
+    A name is a run directory, a directory of them, a run of this checkout, a job or a cell. Raises UserError.
+    """
+    with contextlib.ExitStack() as stack:
+        found = []
+        for name in names or [str(repo.local() / "runs")]:
+            here = local(name)
+            paths = [] if here is None else here
+            found += [Run(path.resolve().name, RunDir(path)) for path in paths]
+            if here is None:
+                found.append(_of_job(kubectl, name, Path(stack.enter_context(tempfile.TemporaryDirectory()))))
+        if not found:
+            where = ", ".join(names) or repo.shown(repo.local() / "runs")
+            raise UserError(f"no run in {where}", "`make train` makes one; a job's name reads its volume", 3)
+        yield found
+
+
+def local(name: str) -> list[Path] | None:
+    """Return the run directories on this machine that `name` means; None if it can only be a job or a cell."""
+    path = Path(name).expanduser()
+    for one in (path, repo.local() / "runs" / name):
+        if is_run(one):
+            return [one]
+    if path == repo.local() / "runs" or (path.is_dir() and not is_kustomization(path)):
+        return sorted(one for one in path.glob("*") if is_run(one) and not one.name.startswith("."))
+    if path.is_absolute() or name.startswith((".", "~")):
+        raise UserError(f"{name}: no such directory", "a run directory is local/runs/NAME")
+    return None
+
+
+def is_run(path: Path) -> bool:
+    return path.is_dir() and any((path / part).exists() for part in _PARTS)
+
+
+def _of_job(kubectl: Kubectl, name: str, target: Path) -> Run:
+    """Copy the small files of a job's run directory through one of its pods."""
+    try:
+        here, seen = collect.find(kubectl, name, logs=False, run=False)
+    except UserError as problem:
+        runs = [path.name for path in local(str(repo.local() / "runs")) or []]
+        near = nearest(name, runs)
+        hint = f"did you mean {near}?" if near else f"runs here: {', '.join(runs) or 'none'}"
+        raise UserError(f"{name}: no run of that name here; {problem.message}", hint, problem.code) from None
+    with volume_reader.reading(here, seen, output.note) as pod:
+        for part in _BROUGHT:
+            try:
+                copy.fetch(here, pod, part, target, lambda _: None)
+            except UserError as problem:
+                if problem.code != 2:  # 2: the run has no such file yet
+                    raise
+        unseen: dict[str, str] = {}
+        told = pod_exec.run_directory(here, [pod], unseen) or {}
+    for saved in told.get("checkpoints") or []:
+        if isinstance(saved.get("step"), int) and 0 <= saved["step"] < 10**12:
+            (target / "checkpoints" / step_name(saved["step"])).mkdir(parents=True, exist_ok=True)
+    return Run(seen.name, RunDir(target), seen)
