@@ -9,7 +9,7 @@ import pytest
 from tests.plan import memory
 
 CASES = memory.read()
-# Compiled cases are left out: the code that inductor makes, and so its buffers, differs by the processor's vector units.
+# Compiled cases are left out: inductor's code, and so its buffers, differs by the vector units of the processor.
 AGAIN = ("ddp, fp32", "1B, hsdp")
 
 
