@@ -32,7 +32,7 @@ export PROMPT
 # These would redirect an import or an installation.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
 
-.PHONY: help setup setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-long test-security audit test-cluster test-cluster-all test-flux test-monitoring test-bench test-images test-neuron bench bench-all bench-gpu bench-packages bench-restart prove-bench bench-data plan-error lint format types docs docs-serve ci lock lock-neuron clean purge
+.PHONY: help setup setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-long test-long-all test-security audit test-cluster test-cluster-all test-flux test-monitoring test-bench test-images test-neuron bench bench-all bench-gpu bench-packages bench-restart prove-bench bench-data plan-error lint format types docs docs-serve ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -131,6 +131,9 @@ test: setup-dev ## Run the tests (ARGS="tests/house -k lock")
 	@exec $(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal -m "not long" $(ARGS)
 
 test-long: setup-dev ## Run the long tests: training on two ranks, every printed command, programs built from source
+	@exec $(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal -m "long and not longest" --ignore=tests/bench $(ARGS)
+
+test-long-all: setup-dev ## Run the longest tests too: make train in odd places, killed examples, proofs with a stand-in for CUDA
 	@exec $(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal -m long --ignore=tests/bench $(ARGS)
 
 test-security: setup-dev ## Run the tests that attack: hostile pods, manifests, checkpoints, neighbours on the network

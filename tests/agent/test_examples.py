@@ -46,7 +46,9 @@ def pid_of_rank(run: Path, rank: int) -> int:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", ["torch_loop", *(pytest.param(name, marks=pytest.mark.longest) for name in RUNS if name != "torch_loop")]
+)
 def test_killed_and_stopped_it_ends_as_an_undisturbed_run(
     name: str, start: Callable[..., Started], tmp_path: Path
 ) -> None:

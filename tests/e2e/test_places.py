@@ -39,6 +39,7 @@ def _programs(directory: Path) -> Path:
 
 
 @pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("name", "compiled"),

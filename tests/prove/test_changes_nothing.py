@@ -12,6 +12,7 @@ from tests.prove.parts import ROOT, launch
 from training.prove.records import Step
 
 SCRIPTS = ROOT / "tests/prove/scripts"
+LONGEST = (pytest.mark.long, pytest.mark.longest)
 # The state of a run: what it trains and draws. Logs and arguments hold times and paths.
 STATE = {".pt", ".pth", ".safetensors", ".distcp", ".ckpt", ".bin", ".pkl"}
 ARGUMENTS = {"training_args.bin"}
@@ -27,10 +28,10 @@ def digests(directory: Path) -> dict[str, str]:
     ("name", "ranks"),
     [
         ("ddp", 2),
-        pytest.param("fsdp2", 2, marks=pytest.mark.long),
-        pytest.param("hf_trainer", 2, marks=pytest.mark.long),
-        pytest.param("accelerate_script", 2, marks=pytest.mark.long),
-        pytest.param("no_framework", 0, marks=pytest.mark.long),
+        pytest.param("fsdp2", 2, marks=LONGEST),
+        pytest.param("hf_trainer", 2, marks=LONGEST),
+        pytest.param("accelerate_script", 2, marks=LONGEST),
+        pytest.param("no_framework", 0, marks=LONGEST),
     ],
 )
 def test_the_last_state_is_equal_to_the_bit(name: str, ranks: int, tmp_path: Path) -> None:

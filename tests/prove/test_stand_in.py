@@ -72,6 +72,7 @@ def test_without_the_stand_in_there_is_no_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.parametrize("name", RANKS)
 def test_a_script_for_gpus_trains(name: str, tmp_path: Path) -> None:
     """Without the stand-in the same script takes no step."""
@@ -89,6 +90,7 @@ def test_a_script_for_gpus_trains(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.longest
 def test_a_proof_says_what_the_stand_in_leaves_open(tmp_path: Path) -> None:
     """A defect in a script for GPUs is named on the CPU. Its healthy neighbour passes."""
     script = SCRIPTS / "ddp_amp.py"

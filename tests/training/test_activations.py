@@ -76,6 +76,7 @@ def test_a_policy_computes_again_what_it_does_not_keep(
 
 
 @pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.parametrize("policy", ["selective", "full", "offload", "budget:0.3"])
 def test_policies_compose_with_compiled_blocks(texts: Texts, policy: str) -> None:
     expected = _gradients(_config(texts, "none"))

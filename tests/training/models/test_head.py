@@ -70,6 +70,7 @@ def test_chunks_give_the_loss_and_the_gradients_of_the_whole(
 
 
 @pytest.mark.long
+@pytest.mark.longest
 def test_compiled_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = _results(HeadLoss(), half=False, head_is_trained=True)
     monkeypatch.setattr(head, "_ON_A_CPU", WORDS * 16)

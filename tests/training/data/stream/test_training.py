@@ -22,6 +22,7 @@ KEYS = (
 
 
 @pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.timeout(500)
 def test_a_killed_run_continues_bit_for_bit_and_on_another_number_of_ranks(
     start: Callable[..., Any],
