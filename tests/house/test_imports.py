@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Packages from the highest level to the lowest. Packages of one level do not import each other.
 TOOLS = """cli | gitops job | prove | cluster image preflight local new stage | cells simulator | plan | workload
     | kube aws facts | core"""
-TRAINING = """pretrain finetune bert entrypoint precompile checkpoints agent | prove | pod | trainer | upload | export
-    | prepare sample stage | weights | data models | task | distributed | device | neuron | config checkpoint
+TRAINING = """pretrain finetune bert entrypoint precompile checkpoints compare agent | prove | pod | trainer | upload
+    | export | prepare sample stage | weights | data models | task | distributed | device | neuron | config checkpoint
     | run remote"""
 LEVELS = [
     *(("tools", names) for names in TOOLS.split("|")),
@@ -29,7 +29,8 @@ LEVEL = {f"{top}.{name}": number for number, (top, names) in enumerate(LEVELS) f
 # What tools may import of training: modules that do not load torch. Two places need more.
 SHARED = (
     *("training.config.", "training.models.counting.", "training.models.published.", "training.run."),
-    *("training.checkpoint.layout.", "training.remote.", "training.agent.build.", "training.stage.offer."),
+    *("training.checkpoint.layout.", "training.checkpoint.errors.", "training.checkpoints.", "training.remote."),
+    *("training.agent.build.", "training.stage.offer."),
     *("training.prove.plan.", "training.prove.records."),
 )
 EXTRA = {

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.job.conftest import Cluster, NewWorld, workload
+from tools.cli import invoke
 from tools.core.errors import UserError
 from tools.job import volume_reader
 from tools.kube.kubectl import Kubectl
+from training.checkpoint.layout import FORMAT, MANIFEST, Manifest, Stored, committed_steps
+
+JOB = "cpu-llama-tiny-train"
 
 
 def test_it_reads_the_jobs_run_and_writes_nothing(world: NewWorld) -> None:
@@ -46,3 +54,33 @@ def test_a_job_without_a_claim_has_nothing_to_read(world: NewWorld) -> None:
     spec["volumes"] = [one for one in spec["volumes"] if "persistentVolumeClaim" not in one]
     with pytest.raises(UserError, match="gone with its pods"):
         volume_reader.manifest(workload(job))
+
+
+def test_checkpoints_of_a_job_are_read_through_its_pod(
+    world: NewWorld, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = cluster(world())
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{Path(sys.executable).parent}")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    checkpoints = home / "volume" / "checkpoints"
+    for step in (1, 2, 3):
+        (checkpoints / f"step-{step:08d}").mkdir(parents=True)
+        manifest = Manifest(
+            step=step, world_size=1, run_state={}, format=FORMAT, attempt="a", meta={}, tensors={},
+            files={name: Stored(0, "0" * 64) for name in ("rank-00000.json", "rank-00000.safetensors")},
+        )  # fmt: skip
+        (checkpoints / f"step-{step:08d}" / MANIFEST).write_bytes(manifest.encode())
+        for name in manifest.files:
+            (checkpoints / f"step-{step:08d}" / name).touch()
+    assert invoke(["checkpoint", "list", "--job", JOB]) == 0
+    assert "step 3  0.0 MB in 2 files by 1 rank" in capsys.readouterr().out
+    assert invoke(["checkpoint", "prune", "--job", JOB, "--yes"]) == 0
+    assert committed_steps(checkpoints) == [2, 3]
+    assert invoke(["checkpoint", "show", "--job", JOB, "--step", "1"]) == 2
+    assert "has no step 1; steps: 2, 3" in capsys.readouterr().err
+    program = home / "python3"
+    program.write_text("#!/bin/sh\necho '{\"run\": 1}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{os.environ['PATH'].partition(':')[0]}:{home}:{os.environ['PATH'].partition(':')[2]}")
+    assert invoke(["checkpoint", "list", "--job", JOB]) == 3
+    assert "gave an answer that is not the trainer's" in capsys.readouterr().err

@@ -7,7 +7,6 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from tools.cells.matrix_file import text_of
 from tools.core.errors import UserError
 
 KUSTOMIZATION_NAMES = ("kustomization.yaml", "kustomization.yml", "Kustomization")
@@ -59,6 +58,8 @@ def _references(root: Path, directory: Path) -> list[Path]:
     path = next((directory / name for name in KUSTOMIZATION_NAMES if (directory / name).is_file()), None)
     if path is None:
         raise UserError(f"{_shown(root, directory)}: no kustomization.yaml in this directory")
+    from tools.cells.matrix_file import text_of  # slow to import, and most users only ask `is_kustomization`
+
     try:
         document: Any = YAML(typ="safe", pure=True).load(text_of(path, directory))
     except UserError as problem:

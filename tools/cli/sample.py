@@ -4,10 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.cells import locate
-from tools.cells.kustomize_graph import is_kustomization
+from tools.cli._runs import run_directory
 from tools.core import UserError, output, repo
-from tools.workload import kinds
 from training.run.directory import read_json
 
 
@@ -41,37 +39,3 @@ def _configured_prompt(directory: Path) -> str:
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         message = f"{repo.shown(directory)} has no sample.prompts in its configuration"
         raise UserError(message, 'give one with --prompt "TEXT"') from None
-
-
-def run_directory(run: str | None, name: str | None = None) -> Path:
-    """Return the directory of the run that the user means. Raises UserError with the nearest name.
-
-    `name` is the end of the run's name that `yard run --name` has given it.
-    """
-    runs = repo.local() / "runs"
-    end = "" if name is None else f"-{name}"
-    names = sorted(path.name for path in runs.glob("*") if path.is_dir() and not path.name.startswith("."))
-    if run is None:
-        return runs / _only([one for one in names if one.endswith(end)], end)
-    for candidate in (runs / f"{run}{end}", Path(run).expanduser()):
-        if candidate.is_dir() and not is_kustomization(candidate) and candidate.name.endswith(end):
-            return candidate.resolve()
-    if "/" in run or is_kustomization(Path(run)):
-        manifests = locate.rendered(run)
-        run = kinds.job_of(manifests).name
-        if (runs / f"{run}{end}").is_dir():
-            return runs / f"{run}{end}"
-        words = [] if name is None else ["--name", name]
-        message = f"{manifests.source} has not been trained here" + (f" with --name {name}" if name else "")
-        raise UserError(message, f"make train, or yard run {' '.join([manifests.source, *words])}")
-    known = f"runs: {', '.join(names) or 'none yet; make train makes one'}"
-    raise UserError(f"no such run: {run}{end}", repo.did_you_mean(f"{run}{end}", names) or known)
-
-
-def _only(names: list[str], end: str) -> str:
-    if len(names) == 1:
-        return names[0]
-    if not names:
-        what = f"no run with --name {end[1:]}" if end else "no run yet"
-        raise UserError(what, "make train trains the first one" if not end else "yard checkpoint list")
-    raise UserError("which run?", "runs: " + ", ".join(names))

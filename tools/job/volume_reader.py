@@ -16,8 +16,8 @@ SECONDS = 180.0  # until it runs: an image may have to be pulled
 LIVES = 3600  # seconds after which it ends by itself if it was not removed
 
 
-def manifest(job: Workload) -> Object:
-    """Return the pod of base/services/debug with the job's image, claims (read-only) and run directory.
+def manifest(job: Workload, writes: bool = False) -> Object:
+    """Return the pod of base/services/debug with the job's image, claims (read-only unless `writes`) and run directory.
 
     Raises UserError for a job whose trainer has no run directory on a claim.
     """
@@ -38,7 +38,7 @@ def manifest(job: Workload) -> Object:
     container["env"] += [{"name": "JOB_NAME", "value": name}, {"name": RUN_VARIABLE, "value": run["value"]}]
     mounts = [mount for mount in container["volumeMounts"] if mount["name"] in map(_name, kept)]
     container["volumeMounts"] = mounts + [
-        mount | {"readOnly": True}
+        mount | {"readOnly": not writes}
         for mount in trainer.get("volumeMounts") or []
         if mount["name"] in map(_name, volumes)
     ]
@@ -50,15 +50,18 @@ def _name(volume: Object) -> str:
 
 
 @contextlib.contextmanager
-def reading(kubectl: Kubectl, seen: Snapshot, say: Say) -> Iterator[JobPod]:
-    """Yield a pod that sees the run directory: a running pod of the job, else a temporary one."""
+def reading(kubectl: Kubectl, seen: Snapshot, say: Say, writes: bool = False) -> Iterator[JobPod]:
+    """Yield a pod that sees the run directory: a running pod of the job, else a temporary one.
+
+    With `writes` the temporary one may change it.
+    """
     running = next((pod for pod in seen.pods if pod.running and pod.has_run_directory), None)
     if running is not None:
         yield running
         return
-    wanted = manifest(seen.workload)
+    wanted = manifest(seen.workload, writes)
     name = name_of(wanted)
-    say(f"no pod of the job is running; starting {name} to read its volume")
+    say(f"no pod of the job is running; starting {name} to see its volume")
     kubectl.text("apply", "--server-side", "--filename=-", stdin=json.dumps(wanted))
     try:
         yield _started(kubectl, name)

@@ -160,11 +160,12 @@ class Session:
         """Return the store of this run; collective. Raises CheckpointError where it cannot be used."""
         if self.run is None:
             raise CheckpointError("TRAINYARD_RUN is not set: name the directory of this run")
+        from training.checkpoint.keep import Rules
         from training.checkpoint.store import Store
 
         group = self.peers().group
         if self._store is None or keep != self._kept:
-            self._store, self._kept = Store(self.run.checkpoints, keep=keep, group=group, log=_say), keep
+            self._store, self._kept = Store(self.run.checkpoints, keep=Rules(keep), group=group, log=_say), keep
         return self._store
 
     def peers(self) -> Peers:

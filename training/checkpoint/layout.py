@@ -23,10 +23,11 @@ import json
 import math
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from training.checkpoint.disk import read_file
 from training.checkpoint.errors import CheckpointError, ForeignError, naming
@@ -47,6 +48,8 @@ _FIRST_BYTES, _BYTES_OF_FILE, _MOST_FILES = 2 << 20, 128 << 10, 500  # limit of 
 _LARGEST = 2**63 - 1  # of a size or a tensor's number of values
 _LONGEST_NAME = 512  # characters of the name of a tensor or a file
 _MOST_DIMENSIONS = 64
+_HEAD = re.compile(rb'\{"attempt":"[0-9a-f]{1,64}",("digest":"([0-9a-f]{64})",)')  # of the canonical encoding
+_TAIL = re.compile(rb',"world_size":([0-9]{1,19})\}\n$')
 _ATTEMPT, _SHA256 = re.compile("[0-9a-f]{1,64}"), re.compile("[0-9a-f]{64}")
 
 
@@ -154,16 +157,12 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """What a reader needs to know and check before it opens any other file; ValueError if it is not sound."""
+class Outline:
+    """The part of a manifest that a list of many checkpoints needs."""
 
-    format: int
     step: int
-    attempt: str
     world_size: int
-    meta: dict[str, Any]
     run_state: dict[str, Any]
-    tensors: dict[str, Tensor]
     files: dict[str, Stored]
 
     def __post_init__(self) -> None:
@@ -173,11 +172,29 @@ class Manifest:
         expected = {name for rank in ranks for name in (tensor_file(rank), state_file(rank))}
         if not expected or listed != expected:
             raise ValueError(f"it lists {len(listed)} files, world size {self.world_size} has {count}")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(stored.size for stored in self.files.values())
+
+
+@dataclass(frozen=True)
+class Manifest(Outline):
+    """What a reader needs to know and check before it opens any other file; ValueError if it is not sound."""
+
+    format: int
+    attempt: str
+    meta: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         for name, tensor in self.tensors.items():
             if len(name) > _LONGEST_NAME or not name.isprintable():
                 raise ValueError(f"{name[:80]!r} cannot be a tensor's name")
             for shard in tensor.shards:
-                if shard.file not in expected:
+                if shard.file not in self.files or _is_own_file(shard.file):
                     raise ValueError(f"tensor {name!r} is in {shard.file[:80]!r}, which is not listed")
         for name, held in self.contents.items():
             if sum(byte_count(dtype, shape) for dtype, shape in held.values()) > self.files[name].size:
@@ -204,6 +221,45 @@ class Manifest:
         return _sealed({**own, "tensors": tensors, "files": files})
 
 
+def decode_outline(data: bytes) -> Outline:
+    """The outline of the manifest in `data`, a tenth of the work; ValueError if a byte is not as it was written.
+
+    `tensors` is nearly all of a manifest. It is hashed with the rest, but not parsed.
+    """
+    head, tail = _HEAD.match(data), _TAIL.search(data)
+    if head is None or tail is None:
+        raise ValueError("it has no digest")
+    if hashlib.sha256(data[: head.start(1)] + data[head.end(1) :].rstrip(b"\n")).hexdigest().encode() != head[2]:
+        raise ValueError("its content does not match its own digest")
+    check_density(data)
+    text, decoder = data.decode(), json.JSONDecoder()
+    found, at = {"world_size": json.loads(tail[1])}, 1
+    while True:
+        name, at = decoder.raw_decode(text, at)
+        if name == "tensors":
+            break
+        found[name], at = decoder.raw_decode(text, at + 1)
+        at += 1
+    _check_format(found)
+    return Outline(**_outlined(found))
+
+
+def _outlined(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of an outline, checked; ValueError with the key of a wrong or missing one."""
+    files = _object(values.get("files"), "files")
+    return {
+        "step": _count(values.get("step"), "step"),
+        "world_size": _count(values.get("world_size"), "world_size"),
+        "run_state": _object(values.get("run_state"), "run_state"),
+        "files": {name: _stored(value, name) for name, value in files.items()},
+    }
+
+
+def _check_format(content: dict[str, Any]) -> None:
+    if content.get("format") != FORMAT:
+        raise ValueError(f"format {content.get('format')!r:.20} is not the format {FORMAT} this version reads")
+
+
 def _is_own_file(name: str) -> bool:
     """Whether this is the path of a script's own file: below `files`, and nowhere else."""
     first, *parts = name.split("/")
@@ -215,14 +271,11 @@ def _manifest(content: dict[str, Any]) -> Manifest:
     """The manifest in parsed JSON; ValueError with the key for a value of the wrong type or size."""
     values = _values(content, Manifest, "manifest")
     return Manifest(
+        **_outlined(values),
         format=values["format"],
-        step=_count(values["step"], "step"),
         attempt=_text(values["attempt"], "attempt", _ATTEMPT),
-        world_size=_count(values["world_size"], "world_size"),
         meta=_object(values["meta"], "meta"),
-        run_state=_object(values["run_state"], "run_state"),
         tensors={name: _tensor(value, name) for name, value in _object(values["tensors"], "tensors").items()},
-        files={name: _stored(value, name) for name, value in _object(values["files"], "files").items()},
     )
 
 
@@ -299,8 +352,7 @@ def decode_manifest(data: bytes) -> Manifest:
     del content["digest"]
     if _sealed(content) != data:
         raise ValueError("its content does not match its own digest")
-    if content.get("format") != FORMAT:
-        raise ValueError(f"format {content.get('format')!r:.20} is not the format {FORMAT} this version reads")
+    _check_format(content)
     return _manifest(content)
 
 
@@ -359,11 +411,23 @@ def read_manifest(directory: Path, run: str | None = None) -> Manifest:
         CheckpointError: with the file's name: it is damaged, or not a regular file.
         ForeignError: it is not signed, or not by this key and for this run.
     """
+    return _read(directory, run, decode_manifest)
+
+
+def read_outline(directory: Path) -> Outline:
+    """The verified outline of the manifest in one step's directory. Raises as `read_manifest`."""
+    return _read(directory, None, decode_outline)
+
+
+Read = TypeVar("Read", Outline, Manifest)
+
+
+def _read(directory: Path, run: str | None, decode: Callable[[bytes], Read]) -> Read:
     data = manifest_bytes(directory)
     if keys := signing.keys():
         signer_of(directory, run or run_of(directory), data, keys)
     try:
-        manifest = decode_manifest(data)
+        manifest = decode(data)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{directory.name}/{MANIFEST}: damaged: {error}") from error
     named = step_of(directory.name)

@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from training.checkpoint.attempt import Log, clean_up, discard, point_latest, quarantine
 from training.checkpoint.errors import CheckpointError, ForeignError, naming
-from training.checkpoint.layout import Manifest, committed_steps, quarantined, read_manifest, step_name
+from training.checkpoint.keep import DEFAULT, Rules, losses_of, superseded
+from training.checkpoint.layout import Manifest, committed_steps, read_manifest, step_name
 from training.checkpoint.peers import Peers
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.shards import Shard
@@ -23,8 +24,6 @@ from training.run import signing
 from training.run.directory import RunDir
 
 _warn = logging.getLogger(__name__).warning
-
-FEWEST = 2  # lower limit of kept checkpoints: the newest may turn out unreadable
 
 _TOLD_FROM = 1 << 30  # bytes whose verification takes long enough to announce
 
@@ -40,14 +39,13 @@ class Store:
         self,
         directory: Path,
         *,
-        keep: int = FEWEST,
+        keep: Rules = DEFAULT,
         group: dist.ProcessGroup | None = None,
         log: Log = _warn,
     ) -> None:
-        if keep < FEWEST:
-            raise CheckpointError(f"keep is {keep}; at least {FEWEST} checkpoints are kept")
         self.directory = directory
-        self._run = RunDir(directory.absolute().parent).name
+        self._home = RunDir(directory.absolute().parent)
+        self._run = self._home.name
         signing.keys()  # an unusable key file ends the run here
         self._keep, self._log = keep, log
         self._peers = Peers(group)
@@ -162,17 +160,10 @@ class Store:
                 self._log(f"{old} could not be pruned: {error}")
 
     def _superseded(self, step: int) -> list[str]:
-        """Directories to prune: steps older than the newest `keep` complete ones, but never `step` itself.
-
-        A quarantined step is kept for as long as a step of its age would be.
-        """
-        steps = self.steps()
-        complete = [each for each in steps if each not in self._refused and self._looks_complete(each)]
-        kept = complete[-self._keep :]
-        if len(kept) < self._keep:
-            return []
-        old = [step_name(each) for each in steps if each < kept[0] and each != step]
-        return old + [name for name, bad in quarantined(self.directory) if bad < kept[0]]
+        """Directories to prune by the rules, but never `step` itself."""
+        complete = [each for each in self.steps() if each not in self._refused and self._looks_complete(each)]
+        losses = losses_of(self._home) if self._keep.best else {}
+        return [name for name in superseded(self.directory, complete, self._keep, losses) if name != step_name(step)]
 
     def _inspect(self, step: int, found: list[Manifest], check: Callable[[Checkpoint], None] | None) -> dict[str, Any]:
         """Verify this rank's share of a step's files; return step, attempt and the problem, if any."""
@@ -191,9 +182,8 @@ class Store:
         return {"step": step, "attempt": manifest.attempt, "problem": None, "foreign": False}
 
     def _tell_long(self, manifest: Manifest) -> None:
-        size = sum(file.size for file in manifest.files.values())
-        if self._peers.rank == 0 and size >= _TOLD_FROM:
-            self._log(f"verifying step {manifest.step}, {size / (1 << 30):.1f} GiB")
+        if self._peers.rank == 0 and manifest.nbytes >= _TOLD_FROM:
+            self._log(f"verifying step {manifest.step}, {manifest.nbytes / (1 << 30):.1f} GiB")
 
     def _evaluate(self, reports: list[dict[str, Any]]) -> Literal["good", "damaged", "foreign"]:
         """Whether all ranks found the same good checkpoint; a damaged one is quarantined (rank 0)."""

@@ -10,7 +10,7 @@ from typing import TypeVar
 from training.checkpoint.disk import file_digest, file_size
 from training.checkpoint.errors import CheckpointError, naming
 from training.checkpoint.header import Entry, byte_count, lay_out, read_header
-from training.checkpoint.layout import Manifest
+from training.checkpoint.layout import Manifest, Outline
 from training.run.files import open_regular
 
 _WAITS = (0.2, 1.0)  # seconds before the second and the third attempt at a read that failed transiently
@@ -30,7 +30,7 @@ def with_retries(read: Callable[[], T]) -> T:
     return read()
 
 
-def check_sizes(directory: Path, manifest: Manifest, names: Iterable[str]) -> None:
+def check_sizes(directory: Path, manifest: Outline, names: Iterable[str]) -> None:
     """CheckpointError with the first of the files `names` that is missing or has another size."""
     for name in names:
         linked = next((path for path in [*Path(name).parents][:-1] if (directory / path).is_symlink()), None)

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import transformers
 
+from training.checkpoint.keep import Rules
 from training.checkpoint.layout import step_name
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.store import Store
@@ -93,7 +94,7 @@ def _train(run: Run, attempt: Attempt) -> None:
     now = TrainState(parallel, optimizer, schedule, device, run.feed, config.train.seed)
     beside = config.checkpoint.asynchronous
     group = own_group(ranks, COLLECTIVE_TIMEOUT) if beside else ranks.group
-    store = Store(directory.checkpoints, keep=config.checkpoint.keep, group=group, log=log.warning)
+    store = Store(directory.checkpoints, keep=Rules(config.checkpoint.keep), group=group, log=log.warning)
     checkpoint = store.latest(partial(state.check, rank=ranks.rank))
     if checkpoint is not None:
         _check_continues(run, checkpoint)

@@ -218,10 +218,10 @@ def check_same_run(first: dict[str, Any], config: Config, dataset: str, first_da
     Raises:
         ConfigError: lists the keys that must not change, with both values.
     """
-    now = _flat(config.model_dump(mode="json"))
+    now = flat(config.model_dump(mode="json"))
     changed: list[str] = []
     refused: list[str] = []
-    before = _flat(first)
+    before = flat(first)
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) == now.get(key):
             continue
@@ -238,7 +238,8 @@ def check_same_run(first: dict[str, Any], config: Config, dataset: str, first_da
     return changed
 
 
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with dotted keys."""
     if not isinstance(value, dict) or not value:
         return {prefix: value}
-    return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{prefix}.{key}" if prefix else key).items()}
+    return {k: v for key, inner in value.items() for k, v in flat(inner, f"{prefix}.{key}" if prefix else key).items()}

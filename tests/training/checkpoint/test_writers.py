@@ -19,6 +19,7 @@ from tests.training.checkpoint.values import assert_holds, held, state, whole
 from training.checkpoint import read
 from training.checkpoint.attempt import Attempt
 from training.checkpoint.errors import CheckpointError
+from training.checkpoint.keep import Rules, aged
 from training.checkpoint.layout import committed_steps
 from training.checkpoint.read import newest, open_checkpoint
 from training.checkpoint.shards import Shard, shards_of
@@ -109,19 +110,32 @@ def test_a_broken_step_is_written_again(tmp_path: Path) -> None:
     assert told == ["step 1 is kept as step-00000001.bad"]
 
 
-def test_quarantined_steps_are_pruned_with_steps_of_their_age(tmp_path: Path) -> None:
-    """A quarantined step is kept until there are `keep` newer good ones."""
-    store = Store(tmp_path, log=lambda line: None)
+def test_quarantined_steps_are_pruned_after_their_age(tmp_path: Path) -> None:
+    store = Store(tmp_path, keep=Rules(bad_days=1.0), log=lambda line: None)
     for step in (1, 2):
         put(store, step)
     (tmp_path / "step-00000002" / "rank-00000.json").write_text("{}")
     assert store.latest() is not None
     kept = (tmp_path / "step-00000002.bad").exists
-    put(store, 3)
+    for step in (3, 4):
+        put(store, step)
     assert kept()
-    put(store, 4)
+    assert aged(tmp_path, 1.0) == []
+    put(Store(tmp_path, keep=Rules(bad_days=0.0)), 5)
     assert not kept()
-    assert store.steps() == [3, 4]
+    assert store.steps() == [4, 5]
+
+
+def test_the_rules_choose_the_newest_milestones_and_the_best() -> None:
+    losses = {10: 3.0, 20: 1.0, 30: 1.0, 40: 2.0, 60: 9.0}
+    steps = range(10, 81, 10)
+    assert Rules(2).chosen(steps, losses) == {70, 80}
+    assert Rules(2, every=30).chosen(steps, losses) == {30, 60, 70, 80}
+    assert Rules(2, best=1).chosen(steps, losses) == {30, 70, 80}, "of equal losses the newer one"
+    assert Rules(3, every=40, best=2).chosen(steps, losses) == {20, 30, 40, 60, 70, 80}
+    for rules in (Rules(2), Rules(3, every=20), Rules(2, every=30, best=3)):
+        longest = max(len(rules.chosen(range(10, last + 1, 10), losses)) for last in steps)
+        assert longest <= rules.most(80, 10)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +222,7 @@ def test_leftovers_of_dead_writers_are_removed_and_of_live_ones_kept(tmp_path: P
 
 
 def test_pruning_keeps_good_and_new_steps(tmp_path: Path) -> None:
-    store = Store(tmp_path, keep=3)
+    store = Store(tmp_path, keep=Rules(3))
     for step in (1, 2, 3, 4):
         put(store, step)
     assert store.steps() == [2, 3, 4]
@@ -218,7 +232,7 @@ def test_pruning_keeps_good_and_new_steps(tmp_path: Path) -> None:
     put(Store(tmp_path), 1)
     assert store.steps() == [1, 4, 5], "what was just committed stays, even behind newer ones"
     with pytest.raises(CheckpointError, match="keep is 1; at least 2"):
-        Store(tmp_path, keep=1)
+        Store(tmp_path, keep=Rules(1))
 
 
 def test_a_latest_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:

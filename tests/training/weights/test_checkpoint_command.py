@@ -1,4 +1,4 @@
-"""`yard checkpoint` on real checkpoints: its output is right, and errors are one line."""
+"""`yard checkpoint` on real checkpoints: its output is right, what deletes asks, and errors are one line."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ import contextlib
 import importlib
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 
 from tests.training.weights.bases import LORA, adapted, configuration, pretrained, publish
 from tools import cli
-from tools.cli.checkpoint import _trainer
+from tools.cli.checkpoint import diff, export
 from tools.core.errors import UserError
+from training.checkpoint.keep import Rules
+from training.checkpoint.layout import committed_steps
+from training.checkpoint.read import open_checkpoint
+from training.checkpoint.store import Store
 from training.run.directory import RunDir
 
 
@@ -32,7 +39,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
         found: dict[str, Any] = json.loads(out.getvalue())
         return found
 
-    monkeypatch.setattr(_trainer, "answer", answer)
+    for command in (diff, export):
+        monkeypatch.setattr(command, "answer", answer)
 
 
 @pytest.fixture
@@ -43,7 +51,6 @@ def run(tmp_path: Path, dataset: Path) -> RunDir:
     return run
 
 
-@pytest.mark.usefixtures("here")
 def test_list_and_verify_report_the_damaged_step(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.invoke(["checkpoint", "verify", str(run.path)]) == 0
     out = capsys.readouterr().out
@@ -68,7 +75,6 @@ def test_list_and_verify_report_the_damaged_step(run: RunDir, capsys: pytest.Cap
 
 
 def test_show_prints_the_newest_checkpoint(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the trainer's module in its own process, as for users."""
     assert cli.invoke(["checkpoint", "show", str(run.path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["step"] == 40
@@ -76,6 +82,74 @@ def test_show_prints_the_newest_checkpoint(run: RunDir, capsys: pytest.CaptureFi
     assert found["meta"]["config"]["model"]["hidden_size"] == 64
     assert cli.invoke(["checkpoint", "show", str(run.path), "--step", "30"]) == 2
     assert "has no step 30; steps: 20, 40" in capsys.readouterr().err
+    (run.checkpoints / "step-00000040" / "MANIFEST.json").write_bytes(b"{}")
+    assert cli.invoke(["checkpoint", "show", str(run.path)]) == 1, "it is damaged"
+
+
+def test_prune_shows_what_goes_and_asks(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (60, 80):
+        shutil.copytree(run.checkpoints / "step-00000020", run.checkpoints / f"step-{step:08d}")
+    words = ["checkpoint", "prune", str(run.path), "--keep-every", "40"]
+    assert cli.invoke(words) == 0, "three of the four are incomplete or kept"
+    assert "nothing to delete; kept steps: 20, 40, 60, 80" in capsys.readouterr().out, "copies are not complete"
+    for step in (60, 80):
+        shutil.rmtree(run.checkpoints / f"step-{step:08d}")
+        Store(run.checkpoints, keep=Rules(9)).save(step, {}, {}, {}, {})
+    assert cli.invoke(words) == 2
+    told = capsys.readouterr()
+    assert "  step-00000020\n" in told.err
+    assert "nobody answered, nothing was changed" in told.err
+    assert committed_steps(run.checkpoints) == [20, 40, 60, 80]
+    assert cli.invoke([*words, "--yes"]) == 0
+    assert capsys.readouterr().out == f"{run.path}: deleted 1; kept steps: 40, 60, 80\n"
+    assert committed_steps(run.checkpoints) == [40, 60, 80]
+    assert cli.invoke(["checkpoint", "prune", str(run.path), "--keep", "1"]) == 2
+
+
+def test_quarantine_moves_a_step_aside(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["checkpoint", "quarantine", str(run.path), "--step"]
+    assert cli.invoke([*words, "40"]) == 2
+    assert "aside (the newest one is then step 20): nobody answered" in capsys.readouterr().err
+    assert cli.invoke([*words, "40", "--yes"]) == 0
+    assert capsys.readouterr().out == "step 40 is kept as step-00000040.bad; the newest one is then step 20\n"
+    assert (run.checkpoints / "LATEST").read_text() == "step-00000020\n"
+    assert cli.invoke([*words, "20", "--yes", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["newest"] is None
+    assert cli.invoke(["checkpoint", "prune", str(run.path), "--keep-bad-days", "0", "--yes"]) == 0
+    assert [path.name for path in run.checkpoints.iterdir()] == ["LATEST"]
+
+
+@pytest.mark.usefixtures("here")
+def test_diff_names_tensors_configuration_and_position(
+    run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = run.checkpoints / "step-00000020"
+    assert cli.invoke(["checkpoint", "diff", f"{run.path}@20", str(step)]) == 0
+    assert cli.invoke(["checkpoint", "diff", f"{run.path}@20", str(run.path), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))
+    assert found["recorded"]["step"] == [20, 40]
+    assert found["recorded"]["config.train.seed"] == [7, 8]
+    a, b = (open_checkpoint(run.checkpoints / f"step-{step:08d}") for step in (20, 40))
+    name = "model.model.layers.0.mlp.up_proj.weight"
+    largest = (a.full(name).double() - b.full(name).double()).abs().max().item()
+    row = next(row for row in found["different"] if row["name"] == name)
+    assert row["largest"] == largest
+    assert row["a"] == row["b"] == ["F32", list(a.full(name).shape)]
+
+    weights = {name.removeprefix("model."): b.full(name) for name in b.names() if name.startswith("model.")}
+    (tmp_path / "published").mkdir()
+    save_file(weights, tmp_path / "published" / "model.safetensors")
+    dcp.save(dict(weights), checkpoint_id=tmp_path / "dcp", no_dist=True)  # type: ignore[attr-defined]
+    for other in ("published", "dcp"):
+        assert cli.invoke(["checkpoint", "diff", str(run.path), str(tmp_path / other)]) == 0, other
+    capsys.readouterr()
+    assert cli.invoke(["checkpoint", "show", str(tmp_path / "dcp"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tensors"]["model.norm.weight"] == {"dtype": "F32", "shape": [64]}
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, tmp_path / "published" / "model.safetensors")
+    assert cli.invoke(["checkpoint", "diff", str(run.path), str(tmp_path / "published")]) == 1
+    out = capsys.readouterr().out
+    assert "model.norm.weight  F32 [64]  1 values changed, by at most 0, 1 not finite" in out
 
 
 @pytest.mark.usefixtures("here")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tools.cli.sample import run_directory
+from tools.cli._runs import run_directory
 from tools.core import output
 from tools.core.own_module import answer
 

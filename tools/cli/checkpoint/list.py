@@ -1,12 +1,13 @@
 """List the steps that are committed."""
 
-from tools.cli.checkpoint._trainer import about, size
-from tools.cli.sample import run_directory
+from tools.cli.checkpoint._place import Place, place, size
 from tools.core import output
+from training.checkpoints import Listing
 
 
-def command(run: str | None, name: str | None, as_json: bool) -> None:
-    found = about("list", run_directory(run, name))
+@place
+def command(place: Place, as_json: bool) -> None:
+    found = place.ask("list", kind=Listing)
     if as_json:
         output.data(found)
         return
@@ -14,4 +15,4 @@ def command(run: str | None, name: str | None, as_json: bool) -> None:
         output.line(f"{found['run']}: no committed checkpoint yet")
     output.table((f"step {each['step']}", each["problem"] or size(each)) for each in found["checkpoints"])
     for name in found["refused"]:
-        output.line(f"  {name}: failed verification, kept as evidence")
+        output.line(f"  {name}: failed verification or was set aside, kept as evidence")

@@ -1,15 +1,15 @@
 """Hash every byte of the checkpoints and compare with their manifests."""
 
 from pathlib import Path
-from typing import Any
 
-from tools.cli.checkpoint._trainer import about, size
-from tools.cli.sample import run_directory
+from tools.cli.checkpoint._place import Place, place, size
 from tools.core import State, Verdict, output
+from training.checkpoints import Listing, Row
 
 
-def command(run: str | None, name: str | None, step: int | None, key: Path | None, as_json: bool) -> int:
-    found = about("verify", run_directory(run, name), step, key=key)["checkpoints"]
+@place
+def command(place: Place, step: int | None, key: Path | None, as_json: bool) -> int:
+    found = place.ask("verify", kind=Listing, step=step, key=key)["checkpoints"]
     bad = [each for each in found if each["problem"]]
     evidence = [f"step {each['step']}: {each['problem'] or _good(each)}" for each in found]
     if bad:
@@ -23,7 +23,7 @@ def command(run: str | None, name: str | None, step: int | None, key: Path | Non
     return result.state.exit_code
 
 
-def _good(checkpoint: dict[str, Any]) -> str:
+def _good(checkpoint: Row) -> str:
     signer = checkpoint["signed_by"]
     signed = "no (no key given)" if signer is None else f"yes (key {signer})"
     return f"{size(checkpoint)}; integrity: ok; authenticated: {signed}"
