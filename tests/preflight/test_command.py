@@ -135,6 +135,36 @@ def test_an_example_of_the_operator_passes(capsys: pytest.CaptureFixture[str], t
     assert "will it train: PASS; good practice: WARN" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        ("[sleep, infinity]", "no training is seen"),
+        ("[aws, s3, sync, 's3://a/b', /data]", "no training is seen"),
+        ("[python3, /app/train.py]", "PASS"),
+    ],
+)
+def test_only_a_job_that_may_train_passes(
+    command: str, answer: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(SINGLE.format(command=command), encoding="utf-8")
+    assert invoke(["preflight", "-f", str(path)]) == 0
+    assert f"will it train: {answer};" in capsys.readouterr().out
+    assert invoke(["preflight", "-f", str(path), "--json"]) == 0
+    (checked,) = json.loads(capsys.readouterr().out)
+    assert checked["answers"]["will it train"] == answer
+
+
+SINGLE = """apiVersion: batch/v1
+kind: Job
+metadata: {{name: one}}
+spec:
+  template:
+    spec:
+      restartPolicy: Never
+      containers:
+      - {{name: main, image: 'registry.example.com/team/one:1.0', command: {command}}}
+"""
 MONITOR = """apiVersion: monitoring.coreos.com/v1
 kind: ServiceMonitor
 metadata: {name: trainer}

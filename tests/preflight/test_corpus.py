@@ -187,6 +187,8 @@ READ_ONLY = {"securityContext": {"readOnlyRootFilesystem": True}}
         ({"env": [{"name": "A", "value": "s3://__BUCKET__/a"}]}, ["template-left"]),
         ({"env": [{"name": "A", "value": "__main__"}, {"name": "B", "value": "-D__CUDA_ARCH__"}]}, []),
         ({"image": "YOUR_ACCOUNT/t:1"}, ["template-left"]),
+        ({"command": ["torchrun", "/a.py", "--coordinator", "WILL_BE_REPLACED"]}, ["template-left"]),
+        ({"workingDir": "<directory to be replaced, shared by all>"}, ["template-left"]),
         ({**READ_ONLY, "env": [SCRATCH, {"name": "TORCH_EXTENSIONS_DIR", "value": "/c"}]}, ["read-only-root"]),
         ({**READ_ONLY, "env": [SCRATCH, {"name": "A_CACHE", "value": "/c"}]}, ["read-only-root"]),
     ],

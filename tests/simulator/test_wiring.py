@@ -269,6 +269,7 @@ def test_fail_and_cannot_tell_have_their_exit_codes(checkout: Any, make_job: Job
         ("kind: Job\nmetadata: {name: x}\n", "contains no job that starts a distributed training, only Job"),
         ("a: [1\n", "not valid YAML"),
         ("{{- if .Values.train }}\nkind: Job\n{{- end }}\n", "hint: render it first: helm template"),
+        ("kind: Job\nmetadata: {name: a}\nspec:\n  a: {{.a}}\n", "hint: fill in its {{...}} first"),
         ("- 1\n", "not a Kubernetes object"),
         ("kind: PyTorchJob\n", "PyTorchJob has no metadata.name"),
     ],
@@ -409,20 +410,20 @@ def test_scripts_of_many_pods_have_one_limit_together(make_job: Job, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("command", "replicas", "devices", "known"),
+    ("command", "replicas", "devices", "state"),
     [
-        (["python", "train.py"], 2, 0, False),
-        (["python", "train.py"], 1, 8, True),
-        (["./train.sh"], 2, 0, False),
-        (["./train.sh"], 1, 8, False),
-        ([], 1, 8, False),
-        ([], 1, 0, True),
-        (["sh", "-c", "ls && sleep 5"], 4, 0, True),
-        (["sh", "-c", "python -c 'import train'"], 4, 0, False),
+        (["python", "train.py"], 2, 0, State.CANNOT_TELL),
+        (["python", "train.py"], 1, 8, State.PASS),
+        (["./train.sh"], 2, 0, State.CANNOT_TELL),
+        (["./train.sh"], 1, 8, State.CANNOT_TELL),
+        ([], 1, 8, State.CANNOT_TELL),
+        ([], 1, 0, None),
+        (["sh", "-c", "ls && sleep 5"], 4, 0, None),
+        (["sh", "-c", "python -c 'import train'"], 4, 0, State.CANNOT_TELL),
     ],
 )
 def test_pods_without_a_launcher_are_unknown_where_they_may_train(
-    command: list[str], replicas: int, devices: int, known: bool
+    command: list[str], replicas: int, devices: int, state: State | None
 ) -> None:
     item = copy.deepcopy(beds.JOB)
     item["spec"] |= {"parallelism": replicas, "completions": replicas}
@@ -431,15 +432,14 @@ def test_pods_without_a_launcher_are_unknown_where_they_may_train(
     job = kinds.of(item)
     assert job is not None
     verdict = wiring.unseen(job)
-    assert (verdict is None) is known
-    assert verdict is None or verdict.state is State.CANNOT_TELL
+    assert (verdict and verdict.state) is state
     given = wiring.unseen(job, Given({}, ["torchrun", "--nnodes=9", "a.py"]))
     assert given is not None
     assert given.state is State.FAIL
 
 
-@pytest.mark.parametrize(("others", "known"), [("sleep", False), ("none", True)])
-def test_a_program_beside_pods_that_hold_gpus_and_wait_is_unknown(others: str, known: bool) -> None:
+@pytest.mark.parametrize("others", ["sleep", "none"])
+def test_a_program_beside_pods_that_hold_gpus_and_wait_is_unknown(others: str) -> None:
     def replicated(name: str, command: list[str], count: int) -> dict[str, Any]:
         container = {"name": "main", "image": "a", "command": command, "resources": {"limits": {"nvidia.com/gpu": 8}}}
         template = {"spec": {"containers": [container], "restartPolicy": "Never"}}
@@ -451,8 +451,9 @@ def test_a_program_beside_pods_that_hold_gpus_and_wait_is_unknown(others: str, k
     job = kinds.of({**item, "spec": {"replicatedJobs": jobs}})
     assert job is not None
     verdict = wiring.unseen(job)
-    assert (verdict is None) is known
-    assert verdict is None or (verdict.state, "worker: 3 pods" in str(verdict.evidence)) == (State.CANNOT_TELL, True)
+    assert verdict is not None
+    assert verdict.state is (State.CANNOT_TELL if others == "sleep" else State.PASS)
+    assert ("worker: 3 pods" in str(verdict.evidence)) is (others == "sleep")
 
 
 def test_indices_that_start_when_others_have_ended_do_not_train_with_them() -> None:

@@ -127,7 +127,7 @@ def _summary(one: Evaluation) -> str:
     faults += [f"{unknown} unknown"] if unknown else []
     warnings = [output.count(warned, "warning")] if warned else []
     answers = {
-        TRAINS.value: _answer(one, TRAINS, faults) if one.judged or faults else "no pods to judge",
+        TRAINS.value: _answer(one, TRAINS, faults),
         PRACTICE.value: _answer(one, PRACTICE, warnings),
         "judged": _kinds(one.judged),
         "not judged": _kinds(one.unjudged),
@@ -136,7 +136,7 @@ def _summary(one: Evaluation) -> str:
 
 
 def _answer(one: Evaluation, question: Question, counts: list[str]) -> str:
-    return one.answer(question).value + (f" ({', '.join(counts)})" if counts else "")
+    return one.answered(question) + (f" ({', '.join(counts)})" if counts else "")
 
 
 def _kinds(counts: Mapping[str, int]) -> str:
@@ -154,7 +154,7 @@ def _as_data(one: Evaluation) -> dict[str, object]:
     return {
         "source": one.source,
         "verdict": one.state.value,
-        "answers": {question.value: one.answer(question).value for question in Question},
+        "answers": {question.value: one.answered(question) for question in Question},
         "judged": one.judged,
         "not_judged": one.unjudged,
         "needs": one.needs,

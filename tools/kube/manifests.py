@@ -168,7 +168,8 @@ def documents(text: str, source: str) -> list[Any]:
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
         where = f"{source}:{mark.line + 1}" if mark else source
-        hint = "render it first: helm template CHART | yard preflight -" if HELM.search(text) else None
+        hint = "fill in its {{...}} first" if "{{" in text else None
+        hint = "render it first: helm template CHART | yard preflight -" if HELM.search(text) else hint
         raise UserError(f"{where}: not valid YAML: {problem.problem or problem.context}", hint) from None
     except yaml.YAMLError as problem:
         raise UserError(f"{source}: not valid YAML: {str(problem).splitlines()[0]}") from None

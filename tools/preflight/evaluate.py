@@ -16,6 +16,7 @@ from tools.simulator.node import Given
 from tools.workload.wrappers import shape_of
 
 SCHEMA, TEMPLATE, WIRING = "schema", "template-left", "wiring"
+_FAULTS = (State.FAIL, State.CANNOT_TELL)
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,12 @@ class Evaluation:
         """Return the worst verdict on a question. Good practice is PASS or WARN."""
         asked = [one.state for one in self.verdicts if one.details["question"] == question.value]
         return worst(asked)
+
+    def answered(self, question: Question) -> str:
+        """Return the answer as it is printed. Without a verdict on a job there is none on training."""
+        if question is PRACTICE or any(one.details["rule"] == WIRING or one.state in _FAULTS for one in self.verdicts):
+            return self.answer(question).value
+        return "no training is seen" if self.judged else "no pods to judge"
 
     @property
     def state(self) -> State:

@@ -71,15 +71,15 @@ def analyse(job: Workload, given: Given | None = None) -> Analysis:
 
 
 def unseen(job: Workload, given: Given | None = None) -> Verdict | None:
-    """Return the verdict on a job in which no launcher is seen, None if its pods cannot be one training.
+    """Return the verdict on a job in which no launcher is seen, None if its pods cannot be a training.
 
-    It is CANNOT TELL where several pods start programs that may train, where one does and others with GPUs
-    only wait, and where one with GPUs starts a program of its image. With a launcher in what is given, the
-    verdict is that of `analyse`.
+    It is PASS for one pod that runs Python. It is CANNOT TELL where several pods start programs that may train,
+    where one does and others with GPUs only wait, and where one with GPUs starts a program of its image. With a
+    launcher in what is given, the verdict is that of `analyse`.
     """
     given = given or Given()
     shown: dict[str, str] = {}
-    count, waiting, opaque = 0, 0, False
+    count, waiting, opaque, launcher = 0, 0, False, ""
     try:
         pods = job.pods()
         for pod in {pod.role: pod for pod in reversed(pods)}.values():
@@ -91,14 +91,16 @@ def unseen(job: Workload, given: Given | None = None) -> Verdict | None:
             waiting += same if idle and gpus(pod) else 0
             if not idle or gpus(pod):
                 count += 0 if idle else same
-                named = isinstance(reading, Launch) and not reading.unknown
-                opaque = opaque or (not idle and not named and gpus(pod) > 0)
+                named = reading.launcher if isinstance(reading, Launch) and not reading.unknown else None
+                launcher = named or launcher
+                opaque = opaque or (not idle and named is None and gpus(pod) > 0)
                 text = reading if isinstance(reading, str) else reading.shown[:LONGEST_SHOWN]
                 shown[pod.role] = f"{pod.role}: {output.count(same, 'pod')}: {mask(text)}"
     except NO_PODS as problem:
         return Verdict(State.CANNOT_TELL, f"the pods are not known: {str(problem)[:80]}", [_made_by(job)])
     if count + (waiting if count else 0) < 2 and not opaque:
-        return None
+        alone = count == 1 and launcher
+        return Verdict(State.PASS, f"one pod runs {launcher}, and meets no other", [_made_by(job)]) if alone else None
     reason = "no launcher is seen: whether the pods train as one job is not known"
     remedy = f"give --command or --image-config, or {job.to_meet}"
     return Verdict(State.CANNOT_TELL, reason, [_made_by(job), *shown.values()], remedy)

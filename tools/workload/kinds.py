@@ -6,6 +6,7 @@ from typing import Any
 
 from tools.core.errors import UserError
 from tools.core.nested import mappings
+from tools.core.repo import nearest
 from tools.core.tables import load
 from tools.kube.json_patch import value_at
 from tools.kube.manifests import Manifests, Object, name_of
@@ -87,6 +88,16 @@ def native_path(item: Object) -> tuple[str, ...] | None:
     """Return the path of the pod template in an object of Kubernetes' own kinds, None for other kinds."""
     group, path = _TABLE["native"].get(str(item.get("kind")), (None, ()))
     return tuple(path) if group == _group(item) else None
+
+
+def meant(item: Object) -> str | None:
+    """Return the kind that an object's kind misspells, None if it misspells no modelled kind of its group."""
+    kind, group = str(item.get("kind")), _group(item)
+    modelled = [one.kind for one in KINDS if one.api.rpartition("/")[0] == group]
+    native = [name for name, (served, _) in _TABLE["native"].items() if served == group]
+    holders = [name for name, resource in wrappers.RESOURCES.items() if resource.partition(".")[2] == group]
+    names = [*modelled, *native, *holders]
+    return None if kind in names or kind in _TABLE["quiet"] else nearest(kind, names, cutoff=0.8)
 
 
 def _kind(item: Object) -> type[Workload] | None:

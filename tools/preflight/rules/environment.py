@@ -15,10 +15,13 @@ from tools.simulator.environment import REFERENCE
 NAME_MARK = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][^{}]*+\})"  # $NAME and ${NAME}
 ENGINE_MARK = r"\{\{[^{}\n]*+\}\}|\{%[^%\n]*+%\}"  # Helm, Jinja
 # <your-image>, but not a tokenizer's <pad>.
-BLANK_MARK = r"<(?!(?:s|pad|unk|mask|eos|bos|cls|sep)>)[A-Za-z][\w .:/-]{1,60}>"
+BLANK_MARK = r"<(?!(?:s|pad|unk|mask|eos|bos|cls|sep)>)[A-Za-z][\w .,:/-]{1,60}>"
 HELM_MARK = r"\{\{-?[ \t]*[.$][^{}\n]*+\}\}"
-# What stands in place of a value in any text: @@TAG@@, __TAG__, which is not a macro of a C compiler.
-SURE_MARK = r"@@\w++@@|\b(?-i:__(?!CUDA|NVCC|GNUC|STDC|FILE|LINE|FUNC)[A-Z][A-Z0-9_]*?__)\b"
+# What stands in place of a value in any text: @@TAG@@, REPLACE_ME, __TAG__, which is not a macro of a C compiler.
+SURE_MARK = (
+    r"@@\w++@@|\b(?-i:__(?!CUDA|NVCC|GNUC|STDC|FILE|LINE|FUNC)[A-Z][A-Z0-9_]*?__"
+    r"|REPLACE_(?:ME|WITH)\w*+|(?:TO|WILL)_BE_REPLACED|CHANGE_?ME)\b"
+)
 # A variable can hold the template of a chat, such as {{ messages }}.
 ENV_MARK = re.compile(f"(?<![$\\\\]){NAME_MARK}|{HELM_MARK}|{BLANK_MARK}|{SURE_MARK}")
 # What is written by hand in place of a value: {TAG}, %TAG%, YOUR_ACCOUNT.

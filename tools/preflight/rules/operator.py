@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tools.core.verdict import State, Verdict, bad, good
+from tools.core.verdict import State, Verdict, bad, doubtful, good
 from tools.kube import Object
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Job, Subject, title
@@ -23,6 +23,10 @@ def types(subject: Subject) -> Iterator[Verdict]:
 def api_version(subject: Subject, item: Object) -> Iterator[Verdict]:
     kind, version = str(item.get("kind")), item.get("apiVersion")
     workload, group = kinds.of(item), str(version).rpartition("/")[0]
+    meant = kinds.meant(item)
+    if meant:
+        place, summary = Place(title(item), "kind", kind), f"{group or version} has no kind {kind}: it is {meant}"
+        yield (doubtful if workload else bad)(place, summary, f"kind: {meant}")  # AWS's pages have both spellings
     known = workload.api if workload else _SERVED.get(kind)
     if known is None or group not in (known.rpartition("/")[0], "extensions"):
         return  # a kind of another group may have the same name

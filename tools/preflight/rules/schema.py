@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 
-from tools.core.verdict import Verdict, bad, good
+from tools.core.tables import load
+from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.kube import schemas
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, title
+
+_FORMER: dict[str, dict[str, str]] = load("preflight/words.yaml")["former fields"]
 
 
 @rule("schema")
@@ -16,9 +19,14 @@ def schema(subject: Subject) -> Iterator[Verdict]:
         faults = known.faults(item)
         if faults and title(item) in wrappers:  # its objects were taken out, and are checked by themselves
             faults = [fault for fault in faults if fault.message != schemas.MISSING]
+        former = _FORMER.get(str(item.get("kind")), {})
         for fault in faults or ():
-            summary = f"{fault.path or 'the object'}: {fault.message}"
-            yield bad(Place(title(item), fault.path), summary, "see kubectl explain")
+            place, summary = Place(title(item), fault.path), f"{fault.path or 'the object'}: {fault.message}"
+            if fault.path in former:
+                summary = f"{fault.path}: the last release with this field is {former[fault.path]}"
+                yield doubtful(place, summary, "remove it for newer releases, which refuse it")
+            else:
+                yield bad(place, summary, "see kubectl explain")
         if faults == []:
             place = Place(title(item), "apiVersion", item.get("apiVersion"))
             yield good(place, "the object satisfies its schema")
