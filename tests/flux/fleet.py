@@ -45,6 +45,7 @@ FLAGS = (
     *("--min-retry-delay=200ms", "--max-retry-delay=2s"),
     # As base/flux/install.
     *("--no-cross-namespace-refs=true", "--no-remote-bases=true", "--default-service-account=default"),
+    "--custom-apply-stage-kinds=trainer.kubeflow.org/TrainingRuntime",
 )
 
 

@@ -15,6 +15,7 @@ from tools.core import repo
 from tools.core.verdict import State
 from tools.gitops import check, flux_objects, git_secrets
 from tools.gitops.live import Live
+from tools.workload.pytorchjob import PyTorchJob
 
 Edit = Callable[[Path, str, str], None]
 OTHER = "b2" * 20
@@ -57,7 +58,7 @@ def test_a_changed_run_is_refused_with_the_reason(team: Team, edit: Edit) -> Non
 
 def test_a_run_may_change_until_its_job_is_created(team: Team, edit: Edit) -> None:
     path = edited(team, edit)
-    job = {"status": {"conditions": [{"type": "Running", "status": "True"}]}}
+    job = PyTorchJob({"metadata": {}, "status": {"conditions": [{"type": "Running", "status": "True"}]}})
     assert "its job is Running in the cluster" in team.failed({path.stem: Live(path.stem, {}, job)})[0]
     assert team.failed({path.stem: Live(path.stem, {"spec": {}}, None)}) == []
 

@@ -19,10 +19,11 @@ from tools.core.verdict import State
 from tools.gitops import check, flux_objects, new_run
 from tools.gitops.new_run import Wanted
 from tools.gitops.render import render
-from tools.gitops.run_file import RunFile, read
+from tools.gitops.run_file import RunFile, dumped, read
 from tools.job.snapshot.live_job import LiveJob
 from tools.job.submitted import Submitted
 from tools.preflight.evaluate import evaluate
+from tools.workload import kinds
 from tools.workload.pytorchjob import PyTorchJob
 
 Edit = Callable[[Path, str, str], None]
@@ -230,6 +231,49 @@ def test_a_feature_is_added_to_the_cell(team: Team) -> None:
     run = read(team.make(features=("kueue",)).text, "r.yaml")
     job = render(team.root, run, team.renderer).job()
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "trainyard"
+
+
+@pytest.mark.parametrize("cell", [CELL, "overlays/p5/llama-3-1-8b"])
+def test_a_run_of_a_trainjob_is_created_once_and_trains_as_the_cell_does(
+    team: Team, cell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Flux would change neither the TrainJob nor its runtime, and waits for Jobs whose pods are ready."""
+    monkeypatch.setattr(repo, "root", lambda: team.root)
+    given = words("--feature", "trainjob", "--nodes", "4", "--set", "train.learning_rate=1e-4")
+    given[given.index(CELL)] = cell
+    assert yard(given) == 0, capsys.readouterr().err
+    team.commit("a run")
+    assert team.failed() == []
+    (run,) = check.run_files(team.root, team.cluster)
+    made = render(team.root, run, team.renderer)
+    job = kinds.job_of(made)
+    assert (run.kind, job.kind, job.name, job.replicas) == ("TrainJob", "TrainJob", run.job, 4)
+    assert not made.jobs()
+    assert [one["image"] for one in job.training_containers()] == [IMAGE]
+    assert config(team, run).train.learning_rate == 1e-4
+    (runtime,) = made.of_kind("TrainingRuntime")
+    for item in (job.item, runtime):
+        assert item["metadata"]["annotations"]["kustomize.toolkit.fluxcd.io/ssa"] == "IfNotPresent"
+    (check_of,) = run.spec["healthCheckExprs"]
+    assert check_of["kind"] == "TrainJob"
+    job.item["metadata"]["labels"][show.FLUX] = run.name
+    assert show.from_git(LiveJob(job)) is not None
+
+
+@pytest.mark.parametrize(
+    ("key", "kept", "message"),
+    [
+        ("patches", slice(0, 1), "the TrainingRuntime has no annotation"),
+        ("healthChecks", slice(0, 0), "healthChecks must be only the job"),
+    ],
+)
+def test_a_run_of_a_trainjob_that_could_change_is_refused(team: Team, key: str, kept: slice, message: str) -> None:
+    made = team.make(features=("trainjob",))
+    assert len(made.run.spec["patches"]) == 2, "of the TrainJob and of its runtime"
+    made.run.spec[key] = made.run.spec[key][kept]
+    made.path.parent.mkdir(exist_ok=True)
+    made.path.write_text(dumped(made.run.source, made.run.kustomization), encoding="utf-8")
+    assert any(message in one for one in team.failed()), team.failed()
 
 
 def test_the_access_to_a_private_repository_is_copied(team: Team, edit: Edit) -> None:

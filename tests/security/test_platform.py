@@ -17,6 +17,7 @@ from ruamel.yaml import YAML
 
 from tests.parts import upstream
 from tools.cells import kustomize
+from tools.cells.knobs import Knobs, applied
 from tools.cells.kustomize import Renderer
 from tools.cluster import cluster_env, isolation, platform, validate
 from tools.core import repo
@@ -56,7 +57,7 @@ USED = {
     **dict.fromkeys(live_job.READ.values(), (*APPLY, "list", "delete")),
     "appwrappers.workload.codeflare.dev": ("get", "list", "patch", "delete"),
     "commands.bus.volcano.sh": ("create",),
-    "trainingruntimes.trainer.kubeflow.org": ("list",),
+    "trainingruntimes.trainer.kubeflow.org": (*APPLY, "list", "delete"),
     **{one: ("list",) for one in kinds.NOT_READ.values() if one.endswith(".kubeflow.org")},
     **dict.fromkeys(("configmaps", "serviceaccounts", "networkpolicies.networking.k8s.io"), (*APPLY, "delete")),
     **dict.fromkeys(("deployments.apps", "services"), (*APPLY, "delete")),
@@ -64,7 +65,7 @@ USED = {
     "pods/log": ("get",),
     **dict.fromkeys(("pods/exec", "pods/attach", "pods/portforward"), ("get", "create")),
     "pods/ephemeralcontainers": ("patch",),
-    **dict.fromkeys(set(kinds.NAMESPACED.values()) - {"networkpolicies", "services"}, ("list",)),
+    **dict.fromkeys({"events", *kinds.NAMESPACED.values()} - {"networkpolicies", "services"}, ("list",)),
     "endpointslices.discovery.k8s.io": ("list",),
     **dict.fromkeys(("workloads.kueue.x-k8s.io", "localqueues.kueue.x-k8s.io"), ("list",)),
     "podgroups.scheduling.volcano.sh": ("list",),
@@ -290,8 +291,10 @@ def test_a_run_may_create_what_a_cell_consists_of(
     platform_objects: dict[str, list[Object]], renderer: Renderer
 ) -> None:
     plural = {"ConfigMap": "configmaps", "NetworkPolicy": "networkpolicies", "PyTorchJob": "pytorchjobs"}
-    plural |= {"ServiceAccount": "serviceaccounts"}
-    wanted = {plural[one["kind"]] for one in parse(renderer.build(ROOT / CELL), CELL).objects}
+    plural |= {"ServiceAccount": "serviceaccounts", "TrainJob": "trainjobs", "TrainingRuntime": "trainingruntimes"}
+    cell = parse(renderer.build(ROOT / CELL), CELL)
+    made = [*cell.objects, *applied(cell, Knobs(features=("trainjob",))).objects]
+    wanted = {plural[one["kind"]] for one in made}
     objects = platform_objects["base/plugins/namespace"]
     (role,) = (one for one in objects if (one["kind"], one["metadata"]["name"]) == ("Role", RUNNER))
     assert {resource for rule in role["rules"] for resource in rule["resources"]} == wanted
@@ -344,9 +347,10 @@ def test_the_install_has_the_flags_of_the_lockdown(renderer: Renderer, tmp_path:
     refs, remote, account = (
         *("--no-cross-namespace-refs=true", "--no-remote-bases=true", "--default-service-account=default"),
     )
+    stage = "--custom-apply-stage-kinds=trainer.kubeflow.org/TrainingRuntime"
     assert flags == {
         "source-controller": [],
-        "kustomize-controller": [refs, remote, account],
+        "kustomize-controller": [refs, remote, stage, account],
         "helm-controller": [refs, account],
         "notification-controller": [refs],
     }

@@ -15,12 +15,14 @@ from tools.cluster import cluster_env
 from tools.cluster.cluster_env import Fact
 from tools.cluster.platform import substitute
 from tools.core import State, UserError, Verdict, nearest, output
+from tools.core.nested import mappings
 from tools.gitops import flux_objects, git
 from tools.gitops.live import Live
 from tools.gitops.render import render
-from tools.gitops.run_file import CELL, COMMIT, DIGEST, FEATURE, HEALTH, RUNNER, SSA, RunFile, health_check, read
+from tools.gitops.run_file import CELL, COMMIT, DIGEST, FEATURE, JOBS, RUNNER, SSA, RunFile, health_check, read
 from tools.kube.manifests import Manifests, Object
 from tools.preflight.evaluate import evaluate
+from tools.workload import kinds
 
 TTL = "ttlSecondsAfterFinished"
 # The fields of a run's two objects. Others add rights or sources: kubeConfig, decryption, include.
@@ -132,8 +134,8 @@ def _faults(run: RunFile) -> Iterator[str]:
         yield "spec.force: Flux would delete and restart the job when a change is rejected"
     if not spec.get("prune"):
         yield "no spec.prune: removing the file would not delete the job"
-    is_checked = health_check(run.job, run.namespace) in (spec.get("healthChecks") or [])
-    if spec.get("wait") or not is_checked or HEALTH not in (spec.get("healthCheckExprs") or []):
+    is_checked = health_check(run.kind, run.job, run.namespace) in (spec.get("healthChecks") or [])
+    if spec.get("wait") or not is_checked or JOBS[run.kind]["health"] not in (spec.get("healthCheckExprs") or []):
         yield f"spec.healthChecks must be only the job {run.job}: Ready would not mean that it is training"
     if spec.get("postBuild"):
         yield "spec.postBuild: Flux would replace ${...} in scripts of the job by facts of the cluster"
@@ -214,21 +216,25 @@ def _rendered(root: Path, run: RunFile, renderer: Renderer) -> Verdict:
     return _verdict(
         "run-renders",
         run.path,
-        [*_job_faults(manifests), *failed],
+        [*_job_faults(manifests, run.kind), *failed],
         "passes preflight",
         "fix the cell, then write a new run",
     )
 
 
-def _job_faults(manifests: Manifests) -> Iterator[str]:
-    jobs = manifests.jobs()
+def _job_faults(manifests: Manifests, kind: str) -> Iterator[str]:
+    jobs = kinds.find(manifests).workloads
     if len(jobs) != 1:
-        yield f"creates {len(jobs)} PyTorchJobs; a run is one"
+        yield f"creates {len(jobs)} jobs; a run is one"
     for job in jobs:
-        if (job["metadata"].get("annotations") or {}).get(SSA) != "IfNotPresent":
-            yield f"the job has no annotation {SSA}: IfNotPresent: a change would reach a running job"
-        if TTL in (job["spec"].get("runPolicy") or {}):
-            yield f"runPolicy.{TTL}: Flux would run the job again each time it is deleted after its end"
+        if job.kind != kind:
+            yield f"creates {job.title}, but spec.healthChecks has a {kind}: Ready would not mean that it is training"
+    wanted = {patch["target"]["kind"] for patch in JOBS[kind]["patches"]}
+    for item in (one for one in manifests.objects if one["kind"] in wanted):
+        if (item["metadata"].get("annotations") or {}).get(SSA) != "IfNotPresent":
+            yield f"the {item['kind']} has no annotation {SSA}: IfNotPresent: a change would reach a running job"
+        for path, _ in (one for one in mappings(item) if TTL in one[1]):
+            yield f"{path}.{TTL}: Flux would run the job again each time it is deleted after its end"
 
 
 def _facts(root: Path, cluster: Path, renderer: Renderer) -> Verdict:

@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tools.gitops.run_file import RunFile
+from tools.gitops.run_file import JOBS, RunFile
 from tools.kube import Kubectl, Object
 from tools.kube.selectors import labels_of
+from tools.workload import Workload, kinds
 
 KUSTOMIZATIONS = "kustomizations.kustomize.toolkit.fluxcd.io"
 MADE_BY = "kustomize.toolkit.fluxcd.io/name"  # Flux's label on what it applies
 RUNS = "runs"  # the Kustomization that applies the runs' files
-STATES = ("Failed", "Succeeded", "Running", "Restarting", "Suspended", "Created")
+RESOURCES = {one.kind: one.resource for one in kinds.KINDS if one.kind in JOBS}
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Live:
 
     name: str
     kustomization: Object | None
-    job: Object | None
+    job: Workload | None
 
     @property
     def flux(self) -> str:
@@ -34,16 +35,15 @@ class Live:
 
     @property
     def state(self) -> str:
-        """The job's state as the training operator reports it, `new` before its first report, or `no job`."""
-        if self.job is None:
-            return "no job"
-        return next((one for one in STATES if _condition(self.job, one).get("status") == "True"), "new")
+        """The job's state as its controller reports it, `New` before the first report, or `no job`."""
+        return self.job.state if self.job is not None else "no job"
 
     @property
     def message(self) -> str:
         """Why the job failed, or why Flux has not finished; empty where nothing is wrong."""
-        if self.job is not None and self.state == "Failed":
-            return str(_condition(self.job, "Failed").get("message", ""))
+        failed = self.job.condition("Failed") if self.job is not None else None
+        if failed is not None:
+            return str(failed.get("message", ""))
         if self.kustomization is not None and self.flux in ("not Ready", "waiting"):
             return str(_condition(self.kustomization, "Ready").get("message", ""))
         return ""
@@ -57,11 +57,12 @@ def look(context: str | None, namespace: str, files: Sequence[RunFile]) -> list[
     kubectl = Kubectl(context, namespace)
     every = {str(item["metadata"]["name"]): item for item in kubectl.items(KUSTOMIZATIONS)}
     made = {name: item for name, item in every.items() if labels_of(item).get(MADE_BY) == RUNS}
-    jobs: dict[str, Object] = {}
-    for item in kubectl.items("pytorchjobs.kubeflow.org"):
-        owner = labels_of(item).get(MADE_BY)
-        if owner:
-            jobs[str(owner)] = item
+    jobs: dict[str, Workload | None] = {}
+    for kind in sorted({one.kind for one in (*files, *(RunFile("", {}, item) for item in made.values()))}):
+        for item in kubectl.items(RESOURCES[kind]):
+            owner = labels_of(item).get(MADE_BY)
+            if owner:
+                jobs[str(owner)] = kinds.of(item)
     names = sorted({*(one.name for one in files), *made})
     return [Live(name, made.get(name), jobs.get(name)) for name in names]
 

@@ -17,12 +17,13 @@ from tools.core.repo import did_you_mean, shown
 from tools.facts.instances import INSTANCE_LABEL
 from tools.gitops import flux_objects, git
 from tools.gitops.render import render
-from tools.gitops.run_file import CELL, DIGEST, SUFFIX, Image, Run, RunFile, dumped, read
+from tools.gitops.run_file import CELL, DIGEST, JOBS, SUFFIX, Image, Run, RunFile, dumped, read
 from tools.kube.images import is_local
 from tools.kube.json_patch import difference, operation
-from tools.kube.manifests import Manifests, Object, name_of
+from tools.kube.manifests import Manifests, name_of
 from tools.kube.selectors import allowed_values
 from tools.preflight.evaluate import Evaluation, evaluate
+from tools.workload import kinds
 
 LOCAL_IMAGE = "local-image"  # the rule: a warning in a cell, whose nodes may have the image
 
@@ -65,8 +66,11 @@ def make(root: Path, wanted: Wanted, renderer: Renderer) -> Made:
     parts |= {"namespace": flux_objects.team(cluster), "source": flux_objects.source(cluster, renderer)}
     parts |= {"components": [_feature(root, one, commit) for one in knobs.features]}
     draft = Run(**parts, image=Image("", "", ""))
-    image = _image(_container_image(_rendered(root, draft, path, renderer)), knobs.image)
-    run = Run(**parts, image=image)
+    job = kinds.job_of(_rendered(root, draft, path, renderer))
+    if job.kind not in JOBS:
+        raise UserError(f"{cell} makes a {job.title}: a run is one of {', '.join(JOBS)}", "leave out its --feature")
+    image = _image(str(job.training_containers()[0]["image"]), knobs.image)
+    run = Run(**parts, image=image, kind=job.kind)
     manifests = _rendered(root, run, path, renderer)
     changes = replace(knobs, name=None, image=None, features=())
     if changes:
@@ -160,17 +164,8 @@ def _strange(cluster: Path, manifests: Manifests) -> list[str]:
     facts = cluster_env.read(cluster / cluster_env.FILE)
     groups = (fact.value.split() for name, fact in facts.items() if name.startswith("NODES_"))
     there = {words[0] for words in groups if words}
-    wanted = allowed_values(_pod(manifests), INSTANCE_LABEL)
+    wanted = allowed_values(kinds.job_of(manifests).training_specs()[0], INSTANCE_LABEL)
     return wanted if there and not there & set(wanted) else []
-
-
-def _pod(manifests: Manifests) -> Object:
-    pod: Object = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    return pod
-
-
-def _container_image(manifests: Manifests) -> str:
-    return str(next(one["image"] for one in _pod(manifests)["containers"] if one["name"] == "pytorch"))
 
 
 def _image(rendered: str, wanted: str | None) -> Image:

@@ -41,7 +41,7 @@ SHAPE = {
 }
 SSA = "kustomize.toolkit.fluxcd.io/ssa"
 _TEXTS: dict[str, Any] = load("gitops/texts.yaml")
-ONCE, HEALTH = _TEXTS["once"], _TEXTS["health"]
+JOBS: dict[str, Any] = _TEXTS["jobs"]  # by kind: patches that create it once, and its health check
 HEAD: str = _TEXTS["head"]
 CHANGES = "# Changes: {words}\n"
 
@@ -67,6 +67,7 @@ class Run:
     components: list[str] = field(default_factory=list)  # relative to the cell
     changes: str = ""  # the options that `patches` carry out
     patches: list[Object] = field(default_factory=list)  # of kustomize: target and patch
+    kind: str = "PyTorchJob"  # of the job: one of JOBS
 
     def objects(self) -> list[Object]:
         # In the team's namespace, so that no other account and no other source can be named.
@@ -78,8 +79,10 @@ class Run:
             "digest": self.image.digest,
         }  # fmt: skip
         spec: Object = filled(_TEXTS["spec"], names)
-        spec |= {"components": self.components, "patches": [*spec["patches"], *self.patches]}
-        spec["healthChecks"] = [health_check(job_name(self.cell, f"-{self.suffix}"), self.namespace)]
+        own = JOBS[self.kind]
+        spec |= {"components": self.components, "patches": [*own["patches"], *self.patches]}
+        spec["healthChecks"] = [health_check(self.kind, job_name(self.cell, f"-{self.suffix}"), self.namespace)]
+        spec["healthCheckExprs"] = [own["health"]]
         if not self.components:
             del spec["components"]
         objects = ((GIT_REPOSITORY, {"interval": "24h", **given}), (KUSTOMIZATION, spec))
@@ -120,6 +123,12 @@ class RunFile:
         return str(self.spec.get("targetNamespace", ""))
 
     @property
+    def kind(self) -> str:
+        """The kind of the run's job, which its health check names."""
+        named = (str(one.get("kind")) for one in self.spec.get("healthChecks") or [])
+        return next((kind for kind in named if kind in JOBS), Run.kind)
+
+    @property
     def job(self) -> str:
         return job_name(self.cell, str(self.spec.get("nameSuffix", "")))
 
@@ -129,9 +138,9 @@ def job_name(cell: str, suffix: str) -> str:
     return f"{cell.removeprefix('overlays/').replace('/', '-')}-train{suffix}"
 
 
-def health_check(job: str, namespace: str) -> Object:
+def health_check(kind: str, job: str, namespace: str) -> Object:
     """Return the entry of spec.healthChecks that ties the run's Ready condition to its job."""
-    return {"apiVersion": HEALTH["apiVersion"], "kind": HEALTH["kind"], "name": job, "namespace": namespace}
+    return {"apiVersion": JOBS[kind]["health"]["apiVersion"], "kind": kind, "name": job, "namespace": namespace}
 
 
 def read(text: str, path: str) -> RunFile:
