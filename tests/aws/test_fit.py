@@ -9,9 +9,11 @@ import pytest
 
 from tools import cli
 from tools.cells import locate
+from tools.cells.knobs import Knobs, applied
 from tools.cluster import fit, machines
 from tools.cluster import spec as specs
 from tools.cluster.spec import Spec
+from tools.core import repo
 from tools.core.errors import UserError
 
 P5, CPU = "p5/llama-3-1-8b", "cpu/llama-tiny"  # 4 p5en.48xlarge; 2 pods on any node
@@ -71,6 +73,29 @@ def test_a_label_of_which_nothing_is_known_is_neither_there_nor_absent(tmp_path:
     manifests.jobs()[0]["metadata"].setdefault("labels", {})[fit.QUEUE] = "ours"
     queue = [one.state.value for one in fit.check(cluster(tmp_path, facts + "QUEUES=none\n"), manifests)]
     assert "FAIL" in queue
+
+
+@pytest.mark.parametrize(
+    ("name", "kubernetes", "state", "lines"),
+    [
+        ("gpu-hyperpod", None, "WARN", ["kubernetes 1.35: documented are 1.28 to 1.33", "kueue 0.19.2: documented"]),
+        ("lab", "1.33", "PASS", ["KUBERNETES_VERSION=1.33"]),
+        ("lab", "1.34", "WARN", ["kubernetes 1.34: documented are 1.28 to 1.33"]),
+        ("lab", "", "CANNOT TELL", ["no KUBERNETES_VERSION"]),
+    ],
+)
+def test_the_operator_of_hyperpod_is_documented_for_some_versions(
+    name: str, kubernetes: str | None, state: str, lines: list[str], tmp_path: Path
+) -> None:
+    """The cluster of the repository takes newer ones, so that its jobs are PyTorchJobs: of these nothing is said."""
+    made = applied(locate.rendered(P5), Knobs(features=("hyperpod-job",)))
+    fact = f"KUBERNETES_VERSION={kubernetes}\n" if kubernetes else ""
+    known = specs.load(repo.root(), name) if kubernetes is None else cluster(tmp_path, fact)
+    (found,) = [one for one in fit.check(known, made) if "AWS documents" in one.summary]
+    assert found.state.value == state, found
+    for line in lines:
+        assert any(line in one for one in found.evidence), found.evidence
+    assert not [one for one in fit.check(known, locate.rendered(P5)) if "AWS documents" in one.summary]
 
 
 def test_roles_that_fit_only_one_by_one_are_unknown(tmp_path: Path) -> None:

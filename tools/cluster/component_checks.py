@@ -6,8 +6,6 @@ A check that does not apply to the cluster returns None.
 from collections.abc import Iterator
 from typing import Any
 
-from packaging.version import Version
-
 from tools.cluster.finding import Finding, bad, good, unknown, warn
 from tools.cluster.node_checks import is_on_ec2
 from tools.cluster.nodes import table
@@ -242,13 +240,7 @@ def hyperpod_operator(spec: Spec, snapshot: Snapshot) -> Finding | None:
         "kubernetes": {compatibility.series(str(one).removeprefix("v").partition("-")[0]) for one in kubelets if one},
         "kueue": {tag.removeprefix("v") for name, tag in tags if name == "kueue" and tag},
     }
-    outside = [
-        f"{name} {text}: documented are {oldest} to {newest}"
-        for name, texts in running.items()
-        for text in sorted(texts)
-        for oldest, newest in [compatibility.HYPERPOD_OPERATOR[name]]
-        if (number := compatibility.version(text)) and not Version(oldest) <= number <= Version(newest)
-    ]
+    outside = compatibility.outside_hyperpod(running)
     torch = "torch " + " to ".join(compatibility.HYPERPOD_OPERATOR["torch"]) + " in the job's image"
     if outside:
         remedy = f"submit PyTorchJobs (no feature hyperpod-job), or use documented versions, also {torch}"

@@ -7,15 +7,19 @@ import itertools
 from collections.abc import Mapping
 from decimal import Decimal
 
+from tools.cells.kustomize_graph import is_kustomization, reached
 from tools.cluster import machines
 from tools.cluster.machines import Machines
 from tools.cluster.spec import Spec
-from tools.core import State, Verdict, nearest, output
+from tools.core import State, Verdict, nearest, output, repo
+from tools.facts import compatibility
 from tools.kube import Manifests, Object, name_of, quantity
+from tools.kube.manifests import parse
 from tools.kube.selectors import REQUIRED, labels_of, node_terms, wants
 from tools.workload import Role, Workload, kinds
 
 QUEUE = "kueue.x-k8s.io/queue-name"
+KUEUE = "base/plugins/kueue"
 REASON = "the cluster must serve the job's kind and have its machines, claims and queue"
 
 
@@ -38,6 +42,8 @@ def check(cluster: Spec, manifests: Manifests) -> list[Verdict]:
         queue = labels_of(job.item).get(QUEUE)
         if queue:
             found.append(_named(cluster, "QUEUES", queue, f"the queue {queue}", "base/plugins/kueue/queue"))
+        if job.kind == "HyperPodPyTorchJob":
+            found.append(_hyperpod(cluster))
     return list({one.summary: one for one in found}.values())
 
 
@@ -62,6 +68,33 @@ def _named(cluster: Spec, fact: str, name: str, what: str, remedy: str) -> Verdi
     match = nearest(name, there)
     hint = f"did you mean {match}?" if match else remedy
     return _verdict(State.FAIL, f"the cluster does not have {what}", hint, _at(cluster, fact))
+
+
+def _hyperpod(cluster: Spec) -> Verdict:
+    """Compare the cluster's versions with those for which AWS documents the operator of HyperPodPyTorchJobs."""
+    kubernetes, tags = cluster.get("KUBERNETES_VERSION"), _kueue(cluster)
+    outside = compatibility.outside_hyperpod({"kubernetes": [kubernetes] if kubernetes else [], "kueue": tags})
+    seen = [_at(cluster, "KUBERNETES_VERSION"), *(f"{KUEUE}: Kueue {tag}" for tag in tags)]
+    torch = "torch " + " to ".join(compatibility.HYPERPOD_OPERATOR["torch"]) + " in the job's image"
+    if outside:
+        remedy = f"submit a PyTorchJob (no feature hyperpod-job), or use documented versions, also {torch}"
+        summary = "AWS documents HyperPod's training operator for other versions than this cluster's"
+        return _verdict(State.WARN, summary, remedy, *outside, *seen)
+    if kubernetes is None:
+        summary = "whether AWS documents HyperPod's training operator for this Kubernetes is unknown"
+        return _verdict(State.CANNOT_TELL, summary, None, *seen)
+    return _verdict(
+        State.PASS, f"AWS documents HyperPod's training operator for these versions, and {torch}", None, *seen
+    )
+
+
+def _kueue(cluster: Spec) -> list[str]:
+    """Return the release of Kueue that the cluster's directory takes from base/, if it does."""
+    plugins = cluster.directory / "plugins"
+    if not is_kustomization(plugins) or repo.project() / KUEUE not in reached(repo.project(), plugins):
+        return []
+    release = parse((repo.project() / KUEUE / "release.yaml").read_text(encoding="utf-8"), KUEUE)
+    return [str(one["spec"]["ref"]["tag"]) for one in release.of_kind("OCIRepository")]
 
 
 def _nodes(cluster: Spec, job: Workload, role: Role) -> tuple[Verdict, float]:

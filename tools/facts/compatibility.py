@@ -92,6 +92,17 @@ def version(text: str) -> Version | None:
         return None
 
 
+def outside_hyperpod(running: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return, a line each, the running versions for which AWS does not document the HyperPod training operator."""
+    return [
+        f"{name} {text}: documented are {oldest} to {newest}"
+        for name, texts in running.items()
+        for text in sorted(texts)
+        for oldest, newest in [HYPERPOD_OPERATOR[name]]
+        if (number := version(text)) and not Version(oldest) <= number <= Version(newest)
+    ]
+
+
 def series(text: str) -> str:
     """Return the first two numbers of a version, or the text if it is not a version."""
     number = version(text)
