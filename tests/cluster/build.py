@@ -20,8 +20,8 @@ OPERATOR = "github.com/kubeflow/training-operator"
 KWOK = "sigs.k8s.io/kwok"
 PROVISIONER = "github.com/rancher/local-path-provisioner"
 TRAINER, JOBSET, KUEUE = "github.com/kubeflow/trainer/v2", "sigs.k8s.io/jobset", "sigs.k8s.io/kueue"
-KUBERNETES, OLDEST = "1.36.3", "1.33.13"  # the last four minors are what the tools promise to work on
-OLD = f"kubernetes-{OLDEST.rpartition('.')[0]}"
+KUBERNETES = "1.36.3"
+OLDER = ("1.35.4", "1.33.13")  # the minor of clusters/; the oldest one that the tools work on, HyperPod's newest
 _VERSION = "k8s.io/component-base/version"
 
 
@@ -30,6 +30,11 @@ def _named(version: str) -> str:
     major, minor, _ = version.split(".")
     words = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor}
     return "-s -w " + " ".join(f"-X {_VERSION}.{name}={value}" for name, value in words.items())
+
+
+def older(version: str) -> str:
+    """Return the name of the module with the control plane of an older Kubernetes."""
+    return f"kubernetes-{version.rpartition('.')[0]}"
 
 
 MODULES = {
@@ -55,10 +60,13 @@ MODULES = {
             "kueue": (KUEUE, "config"),
         },
     ),
-    OLD: Module(
-        ldflags=_named(OLDEST),
-        links=("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"),
-    ),
+    **{
+        older(version): Module(
+            ldflags=_named(version),
+            links=("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"),
+        )
+        for version in OLDER
+    },
 }
 CLUSTER = ("kubernetes", "coredns", "pause", "provisioner")
 

@@ -1,4 +1,4 @@
-// One binary that holds the control plane and the kubectl of the oldest Kubernetes that the tools work on.
+// One binary that holds the control plane and the kubectl of an older Kubernetes.
 // The component is the name that the binary is called by, or its first argument.
 package main
 
