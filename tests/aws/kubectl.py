@@ -52,7 +52,7 @@ class World:
         return self
 
     def _get(self, words: tuple[str, ...], stdin: str) -> str:
-        kind = words[1]
+        kind = words[1].partition("?")[0].rpartition("/")[2]  # of `--raw=/api/v1/pods` too
         if kind in self.hidden:
             raise Refused(f'(Forbidden): {kind} is forbidden: User "a" cannot list')
         return json.dumps({"kind": "List", "items": self.objects.get(kind, [])})

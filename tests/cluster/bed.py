@@ -102,7 +102,7 @@ class Bed:
         live = LiveJob(job)
         began, last, found = time.monotonic(), "", None
         while found is None or time.monotonic() - began < SECONDS:
-            found = explain(collect(kubectl, live, logs=False, run=False))
+            found = explain(collect(kubectl, live, logs=False, run=False, around=True))
             kind = said(found)
             if kind == last == wanted:
                 return found

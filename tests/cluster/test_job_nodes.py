@@ -187,7 +187,7 @@ def _until(cause: str, team: str) -> Explanation:
     """Ask `why` until it gives the expected answer, and return it."""
     began = time.monotonic()
     while True:
-        found = explain(find(Kubectl(None, team), JOB)[1])
+        found = explain(find(Kubectl(None, team), JOB, around=True)[1])
         said = found.causes[0].kind if found.causes else found.name
         if said == cause or time.monotonic() - began > SECONDS:
             break

@@ -47,8 +47,10 @@ def counted(self, *words, **more):
     return run(self, *words, **more)
 Kubectl.run = counted
 code = invoke(sys.argv[1:])
-children, own = (resource.getrusage(one).ru_maxrss for one in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF))
-print(json.dumps({"code": code, "calls": calls, "mib": max(children, own) // 1024}), file=sys.stderr)
+used = [resource.getrusage(one) for one in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF)]
+cpu = sum(one.ru_utime + one.ru_stime for one in used)
+found = {"code": code, "calls": calls, "cpu_s": round(cpu, 1), "mib": max(one.ru_maxrss for one in used) // 1024}
+print(json.dumps(found), file=sys.stderr)
 """
 
 pytestmark = pytest.mark.cluster_all

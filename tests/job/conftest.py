@@ -100,7 +100,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
     def play(world: World) -> Path:
         seen = world.snapshot()
-        plurals = {"Pod": "pods", **kinds.NAMESPACED, **kinds.GLOBAL, "Secret": "secrets"}
+        plurals = {"Pod": "pods", "Event": "events", "Node": "nodes", "Secret": "secrets"}
+        plurals |= {**kinds.NAMESPACED, **kinds.GLOBAL}
         objects = {
             plural: [{"kind": kind, **one} for one in seen.of(kind)]
             for kind, plural in plurals.items()

@@ -65,7 +65,8 @@ def get(words: "list[str]") -> int:
     """Print the objects of some kinds, or objects of one kind by name."""
     with open(f"{HOME}/objects.json") as file:
         objects = json.load(file)
-    kinds, *names = [word for word in words if not word.startswith("-")]
+    raw = [word.partition("?")[0].rpartition("/")[2] for word in words if word.startswith("--raw=")]
+    kinds, *names = raw or [word for word in words if not word.startswith("-")]
     found = []
     for kind in kinds.split(","):
         if kind in refused() or (kind not in objects and f"{kind}s" not in objects):

@@ -6,6 +6,8 @@ from the release notes.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.job.conftest import KINDS
@@ -13,6 +15,7 @@ from tools.cells import kustomize
 from tools.core import repo
 from tools.job import nccl_test
 from tools.job.snapshot import kinds
+from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Manifests
 
 OLDEST = 33  # of the last four minor releases, 1.33 to 1.36
@@ -55,3 +58,36 @@ def test_a_snapshot_reads_stable_apis_of_the_last_four_releases() -> None:
     assert {GROUP_OF[resource] for resource in asked} <= set(STABLE_SINCE)
     assert max(STABLE_SINCE.values()) < OLDEST
     assert not [name for name in STABLE_SINCE if "alpha" in name or "beta" in name]
+
+
+@pytest.mark.parametrize(
+    ("namespace", "words", "path"),
+    [
+        ("team", ("pods", "--selector=a=b,c=d"), "/api/v1/namespaces/team/pods?labelSelector=a%3Db%2Cc%3Dd"),
+        ("team", ("events", "--namespace=default"), "/api/v1/namespaces/default/events"),
+        ("team", ("nodes",), "/api/v1/nodes"),
+        (
+            None,
+            ("pods", "--all-namespaces", "--field-selector=spec.nodeName!="),
+            "/api/v1/pods?fieldSelector=spec.nodeName%21%3D",
+        ),
+        (None, ("pods",), None),  # in the context's namespace
+        ("team", ("services",), None),
+        ("team", ("pods", "--ignore-not-found"), None),
+    ],
+)
+def test_long_lists_are_asked_for_by_their_path(
+    namespace: str | None, words: tuple[str, ...], path: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API server leaves out the kinds of a list's objects; an answer of kubectl has them."""
+    asked: list[tuple[str, ...]] = []
+    pod = {"metadata": {"name": "a"}}
+
+    def text(_: Kubectl, *given: str, **more: object) -> str:
+        asked.append(given)
+        return json.dumps({"apiVersion": "v1", "kind": "PodList", "items": [pod]})
+
+    monkeypatch.setattr(Kubectl, "text", text)
+    (found,) = Kubectl(None, namespace).items(*words)
+    assert asked == [("get", f"--raw={path}") if path else ("get", *words, "--output=json")]
+    assert found == ({"apiVersion": "v1", "kind": "Pod", **pod} if path else pod)

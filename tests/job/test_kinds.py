@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 
@@ -81,7 +82,7 @@ def test_a_job_of_every_kind_is_listed_shown_and_read(kind: str, play: Play, yar
     container = live.job.container_of(live.pods[0])
     assert f"--container={container}" in asked(home)
     label, value = next(iter(live.job.selector.items()))
-    assert f"--selector={label}={value}" in asked(home)
+    assert f"/pods?{urlencode({'labelSelector': f'{label}={value}'})}" in asked(home)
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -141,7 +142,7 @@ def test_a_failed_job_of_every_kind_is_explained_and_retried(kind: str, play: Pl
         live.job.spec["template"]["metadata"] = {"labels": labels}
     play(live)
     yard("status", "-n", NAMESPACE, code=1)
-    here, seen = collect.find(Kubectl(None, NAMESPACE), "job")
+    here, seen = collect.find(Kubectl(None, NAMESPACE), "job", around=True)
     plan = retry.plan(here, seen, explain(seen), 3)
     (job,) = plan.objects.objects
     assert (plan.last.cause, plan.last.uid) == ("lost-peer", "uid-job")
@@ -163,7 +164,7 @@ def test_the_rendezvous_of_every_kind_is_found(kind: str, play: Play) -> None:
     wrong = {"kind": "Service", "metadata": {"name": name}, "spec": {"selector": {"of": "another job"}}}
     live.objects["services"] = [wrong]
     play(live)
-    _, seen = collect.find(Kubectl(None, NAMESPACE), "job", logs=False)
+    _, seen = collect.find(Kubectl(None, NAMESPACE), "job", logs=False, around=True)
 
     def states() -> dict[str, State]:
         hops = rendezvous_check.check_objects(seen, None)
@@ -236,7 +237,7 @@ def test_the_next_attempt_of_a_wrapped_job_is_the_wrappers(play: Play) -> None:
     live.end(1, PEER)
     wrapped(live)
     play(live)
-    here, seen = collect.find(Kubectl(None, NAMESPACE), "job")
+    here, seen = collect.find(Kubectl(None, NAMESPACE), "job", around=True)
     plan = retry.plan(here, seen, explain(seen), 3)
     (job,) = plan.objects.objects
     assert (job["kind"], job["metadata"]["name"]) == ("AppWrapper", "wrapped")

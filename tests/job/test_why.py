@@ -120,17 +120,17 @@ def test_what_a_job_has_to_do_with_is_asked_for(world: NewWorld, cluster: Cluste
     }
     objects |= {resource: [{"kind": kind, "metadata": {"name": "x"}}] for kind, resource in further.items()}
     (home / "objects.json").write_text(json.dumps(objects))
-    seen = collect.collect(kubectl.Kubectl(), made.snapshot().live)
+    seen = collect.collect(kubectl.Kubectl(), made.snapshot().live, around=True)
     assert {kind for kind in further if seen.find(kind, "x")} == set(further)
     assert seen.events("Node", "node-0")
     assert seen.events("NodeClaim", "g5-x")
-    assert f"--namespace={collect.CLUSTER_NAMESPACE}" in (home / "asked.txt").read_text()
+    assert f"/namespaces/{collect.CLUSTER_NAMESPACE}/events" in (home / "asked.txt").read_text()
 
 
 def test_what_a_job_has_nothing_to_do_with_is_not_asked_for(world: NewWorld, cluster: Cluster) -> None:
     made = world()
     home = cluster(made)
-    seen = collect.collect(kubectl.Kubectl(), made.snapshot().live)
+    seen = collect.collect(kubectl.Kubectl(), made.snapshot().live, around=True)
     asked = (home / "asked.txt").read_text()
     assert not any(word in asked for word in ("kueue", "podgroups", "resource.k8s.io", "karpenter"))
     assert not any("Queue" in kind or "Claim" in kind for kind in seen.unseen)

@@ -27,7 +27,7 @@ LABEL = "trainyard/isolation"
 STARTS, POLL = 90.0, 1.0  # seconds for each pod to start, an image pull included
 SETTLES = 30  # seconds for the policies to take effect; the VPC CNI needs some after a pod has started
 OBJECTS = Path(__file__).with_suffix(".yaml")
-PENDING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError")
+PENDING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "Unschedulable")
 
 
 def probe(kubectl: Kubectl, namespace: str) -> Finding:
@@ -104,12 +104,14 @@ def _waited(here: Kubectl, name: str, wanted: str) -> Any:
         status = here.json("get", "pod", names=[name]).get("status") or {}
         own = (status.get("containerStatuses") or [{}])[0].get("state") or {}
         address = status.get("podIP") if "running" in own else None
-        return {**(own.get("waiting") or {}), "podIP": address, "terminated": own.get("terminated")}
+        refused: Object = next((one for one in status.get("conditions") or [] if one.get("reason") in PENDING), {})
+        return {**refused, **(own.get("waiting") or {}), "podIP": address, "terminated": own.get("terminated")}
 
     def is_settled(found: Object) -> bool:
         return bool(found[wanted] or found["terminated"] or found.get("reason") in PENDING)
 
     found = wait.settled(state, is_settled, STARTS + (SETTLES if wanted == "terminated" else 0), POLL)
     if not found[wanted]:
-        raise UserError(f"the pod {name} did not run in time: {found.get('reason') or 'no reason given'}")
+        reason = output.short(f"{found.get('reason') or 'no reason given'} {found.get('message') or ''}", 200)
+        raise UserError(f"the pod {name} does not run: {reason}")
     return found[wanted]

@@ -6,6 +6,7 @@ absence.
 """
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +26,7 @@ PRIORITIES, VOLCANO_QUEUES = "workloadpriorityclasses.kueue.x-k8s.io", "queues.s
 JOBS = "pytorchjobs.kubeflow.org"
 ALL_NAMESPACES = ("pods", SLICES, CLAIMS, DAEMONS, DEPLOYMENTS, QUEUES, JOBS)
 OF_TEAM = (CLAIMS, QUEUES)  # the team's own are enough for the checks
+AT_ONCE = 6  # kubectl processes
 KEPT = ("name", "resources", "restartPolicy")  # of a container
 CHECKED = (
     *("nodes", "namespaces", CRD, OPERATOR_WEBHOOK, MUTATING, "csidrivers", "csinodes", "pods", SLICES, CLAIMS),
@@ -71,25 +73,33 @@ def load(directory: Path) -> Snapshot:
 def collect(kubectl: Kubectl, team: str | None = None, kinds: tuple[str, ...] = CHECKED) -> Snapshot:
     """Read the cluster. Of OF_TEAM, those of the namespace `team` do where all may not be listed.
 
-    Raises UserError where the cluster does not answer.
+    The first kind is read alone: a cluster that does not answer is asked once. Raises UserError for one.
     """
     snapshot, waiting = Snapshot(), Waiting("the cluster")
-    for kind in kinds:
+
+    def read(kind: str) -> list[Object] | str:
+        """Return the objects of a kind, or why they may not be listed."""
         scopes = [(kubectl, ("--all-namespaces",) if kind in ALL_NAMESPACES else ())]
         if team and kind in OF_TEAM:
             scopes.append((Kubectl(kubectl.context, team), ()))
+        reason = ""
         for asked, words in scopes:
             try:
                 with waiting.during(f"kubectl get {kind}"):
-                    found = asked.items(kind, *words)
+                    return [_reduced(one) for one in asked.items(kind, *words)]
             except UserError as problem:
                 if "orbidden" not in problem.message and "resource type" not in problem.message:
                     raise
-                snapshot.unseen[kind] = problem.message
-                continue
-            snapshot.objects[kind] = [_reduced(one) for one in found]
-            snapshot.unseen.pop(kind, None)
-            break
+                reason = problem.message
+        return reason
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = [read(kinds[0]), *pool.map(read, kinds[1:])]
+    for kind, answer in zip(kinds, answers, strict=True):
+        if isinstance(answer, str):
+            snapshot.unseen[kind] = answer
+        else:
+            snapshot.objects[kind] = answer
     return snapshot
 
 

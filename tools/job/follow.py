@@ -36,7 +36,7 @@ class Followed:
 
     def look(self) -> bool:
         """Take a snapshot; return whether there is nothing more to wait for."""
-        self.snapshot = collect(self._kubectl, self._job, run=self._steps)
+        self.snapshot = collect(self._kubectl, self._job, run=self._steps, around=True)
         if self.snapshot.uid != self._uid:
             raise UserError(f"{self.snapshot.name} was replaced by another job: {self.snapshot.uid}", code=1)
         self.explanation = explain(self.snapshot)

@@ -68,7 +68,7 @@ def is_run(path: Path) -> bool:
 def _of_job(kubectl: Kubectl, name: str, target: Path) -> Run:
     """Copy the small files of a job's run directory through one of its pods."""
     try:
-        here, seen = collect.find(kubectl, name, logs=False, run=False)
+        here, seen = collect.find(kubectl, name, logs=False, run=False, around=True)
     except UserError as problem:
         runs = [path.name for path in local(str(repo.local() / "runs")) or []]
         near = nearest(name, runs)

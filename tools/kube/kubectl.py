@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote, urlencode
 
 from tools.core import UserError, command_line, tables
 
@@ -22,6 +23,8 @@ _TABLE: dict[str, Any] = tables.load("kube/kubectl.yaml")
 OPTIONS = frozenset(_TABLE["options"])  # those that yard passes
 HINTS: dict[str, str] = _TABLE["hints"]  # parts of kubectl's messages, and their usual cause
 CANNOT_SEE = 3
+LONG = ("events", "nodes", "pods")  # kinds of the core API of which a cluster has thousands
+SELECTORS = {"--selector": "labelSelector", "--field-selector": "fieldSelector"}
 
 
 @dataclass(frozen=True)
@@ -103,14 +106,34 @@ class Kubectl:
 
     def items(self, *arguments: str, names: Sequence[str] = ()) -> list[dict[str, Any]]:
         """Return the objects of a `get` as a list, also if it is a single one."""
-        text = self.text("get", *arguments, "--output=json", names=names)
+        path = None if names else self._path(*arguments)
+        text = self.text("get", *([f"--raw={path}"] if path else [*arguments, "--output=json"]), names=names)
         if not text.strip():
             return []
         answer = _object("get", text)
         found = answer.get("items", [answer])
         if not isinstance(found, list) or not all(map(is_named, found)):
             raise foreign("get")
+        if path:
+            own = {"apiVersion": answer.get("apiVersion"), "kind": str(answer.get("kind")).removesuffix("List")}
+            found = [own | item for item in found]
         return found
+
+    def _path(self, resource: str, *options: str) -> str | None:
+        """Return the API's path of a list that may be long, None for other kinds and for an unknown namespace.
+
+        Of such a path kubectl passes on the answer. With `--output=json` it takes each object apart and prints it
+        again: for 1,016 pods 2.2 s of a processor and 415 MB instead of 0.1 s and 96 MB.
+        """
+        given = dict(option.partition("=")[::2] for option in options)
+        namespace = given.pop("--namespace", self.namespace)
+        everywhere = "--all-namespaces" in given or resource == "nodes"
+        given.pop("--all-namespaces", None)
+        if resource not in LONG or not set(given) <= set(SELECTORS) or not (everywhere or namespace):
+            return None
+        place = "" if everywhere else f"namespaces/{quote(str(namespace))}/"
+        query = urlencode({SELECTORS[option]: value for option, value in given.items()})
+        return f"/api/v1/{place}{resource}" + (f"?{query}" if query else "")
 
     def lines(self, *arguments: str, names: Sequence[str] = ()) -> Iterator[str]:
         """Return kubectl's output line by line. Ends kubectl when the caller stops reading.

@@ -11,7 +11,7 @@ from tools.kube import Kubectl
 
 @_options.cluster
 def command(kubectl: Kubectl, job: str | None, ephemeral: bool, as_json: bool) -> int:
-    here, seen = collect.find(kubectl, job, logs=False, run=False)
+    here, seen = collect.find(kubectl, job, logs=False, run=False, around=True)
     rendezvous_check.rendezvous(seen)  # an error comes before the first line
     if not as_json:
         output.line(status.header(seen))

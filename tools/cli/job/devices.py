@@ -11,7 +11,7 @@ from tools.kube import Kubectl
 
 @_options.cluster
 def command(kubectl: Kubectl, job: str | None, as_json: bool) -> int:
-    here, seen = collect.find(kubectl, job, logs=False)
+    here, seen = collect.find(kubectl, job, logs=False, around=True)
     output.note(f"asking {output.count(len(seen.pods), 'pod')} of {seen.name}")
     found = devices.report(here, seen)
     if as_json:

@@ -12,7 +12,7 @@ from tools.kube import Kubectl
 
 @_options.cluster
 def command(kubectl: Kubectl, job: str | None, most: int, dry_run: bool, as_json: bool) -> None:
-    here, seen = collect.find(kubectl, job)
+    here, seen = collect.find(kubectl, job, around=True)
     planned = retry.plan(here, seen, explain(seen), most)
     last = planned.last
     output.note(f"{seen.namespace}/{seen.name} ({seen.uid}) failed: {last.cause}: {last.evidence}")

@@ -6,7 +6,7 @@ from tools.cli.job import _options
 from tools.core import State, UserError, output
 from tools.job.diagnosis import log_files
 from tools.job.diagnosis.explain import Explanation, explain
-from tools.job.snapshot import collect, lookup, snapshot
+from tools.job.snapshot import collect, snapshot
 from tools.kube.kubectl import Kubectl
 
 
@@ -28,7 +28,7 @@ def command(
     if code is not None or len(names) > 1:
         raise UserError("--exit-code and several names need --log", "yard job why --log FILE... [--exit-code N]")
     job = names[0] if names else None
-    seen = snapshot.load(recorded) if recorded else collect.collect(kubectl, lookup.find(kubectl, job))
+    seen = snapshot.load(recorded) if recorded else collect.find(kubectl, job, around=True)[1]
     try:
         seen = seen.shareable()
         found = explain(seen)

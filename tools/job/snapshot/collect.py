@@ -1,10 +1,12 @@
 """Takes a snapshot of a job from a live cluster."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from tools.core import command_line
-from tools.job.snapshot import log_lines, lookup, pod_exec
+from tools.core import UserError, command_line
+from tools.job.snapshot import lookup, pod_exec
 from tools.job.snapshot.kinds import CLAIMS, GANGS, GLOBAL, KUEUE, NAMESPACED, QUEUE_LABEL, RUNTIMES
 from tools.job.snapshot.live_job import LiveJob
 from tools.job.snapshot.pod import JobPod, claim_names, template_specs
@@ -16,30 +18,62 @@ from tools.workload import Workload
 
 TAIL = 400  # lines of each log
 LOGS = 32  # pods whose logs are read; in a larger job the failed ones come first
+FEW_LOGS = 8  # of a job whose run directory has its progress
+LOGS_AT_ONCE = 12  # each is a kubectl of about 45 MiB
+LOG_SECONDS, BEGUN_SECONDS = 20.0, 3.0  # for one log; after these no other is begun
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 LIVE = "--field-selector=spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 NODE_EVENTS = "events of nodes"
 CLUSTER_NAMESPACE = "default"  # holds the events about objects without a namespace
 
 
-def find(kubectl: Kubectl, text: str | None, *, logs: bool = True, run: bool = True) -> tuple[Kubectl, Snapshot]:
+def find(
+    kubectl: Kubectl, text: str | None, *, logs: bool = True, run: bool = True, around: bool = False
+) -> tuple[Kubectl, Snapshot]:
     """Collect the job that `text` names; the returned Kubectl is in the job's namespace."""
-    snapshot = collect(kubectl, lookup.find(kubectl, text), logs=logs, run=run)
+    snapshot = collect(kubectl, lookup.find(kubectl, text), logs=logs, run=run, around=around)
     return Kubectl(kubectl.context, snapshot.namespace), snapshot
 
 
-def collect(kubectl: Kubectl, wanted: LiveJob, *, logs: bool = True, run: bool = True) -> Snapshot:
+def collect(
+    kubectl: Kubectl, wanted: LiveJob, *, logs: bool = True, run: bool = True, around: bool = False
+) -> Snapshot:
     """Return the cluster's objects, logs and run directory that concern a job.
 
-    Raises UserError if the job itself cannot be read. The reason for anything else is in `unseen`.
+    Without `around` these are the job, its pods and their events, which say how it is; the diagnosis also needs
+    nodes, volumes, queues and the pods of others. Raises UserError if the job itself cannot be read. The reason
+    for anything else is in `unseen`.
     """
     live = lookup.again(kubectl, wanted)
     here = Kubectl(kubectl.context, live.namespace)
     queries = Queries(here)
-    objects, unseen = queries.objects, queries.unseen
-    selector = command_line.selectors(live.workload.selector)
-    single = {"others": ("pods", "--all-namespaces", LIVE), "Pod": ("pods", selector)}
-    if live.namespace != CLUSTER_NAMESPACE:
+    queries.ask({"Pod": ("pods", command_line.selectors(live.workload.selector))})
+    _runtime(here, live.workload, queries)
+    queries.objects.setdefault("Pod", [])
+    seen = Snapshot(datetime.now(UTC), live.namespace, live.workload.item, queries.objects, owner=live.owner)
+    most = LOGS if around or not any(pod.has_run_directory for pod in seen.pods) else FEW_LOGS
+    no_logs: dict[str, str] = {}
+    no_run: dict[str, str] = {}
+    with ThreadPoolExecutor(2) as pool:  # while the kubelets answer, the API server lists
+        reading = pool.submit(_logs, here, seen.pods, most if logs else 0, no_logs)
+        asking = pool.submit(pod_exec.run_directory, here, seen.pods, no_run) if run else None
+        others = _around(queries, here, seen) if around else []
+        if not around:
+            queries.ask({"Event": ("events",), **_parts(seen.workload)})
+        return replace(
+            seen,
+            logs=reading.result(),
+            run=asking.result() if asking else None,
+            others=others,
+            unseen=queries.unseen | no_logs | no_run,
+        )
+
+
+def _around(queries: Queries, here: Kubectl, seen: Snapshot) -> list[Object]:
+    """Ask for what the job runs on and waits for; return the pods of others."""
+    objects = queries.objects
+    single = {"others": ("pods", "--all-namespaces", LIVE), "Node": ("nodes",), "Event": ("events",)}
+    if seen.namespace != CLUSTER_NAMESPACE:
         single[NODE_EVENTS] = ("events", f"--namespace={CLUSTER_NAMESPACE}")
     queries.ask(single, (NAMESPACED, GLOBAL))
     about_nodes = [
@@ -48,21 +82,12 @@ def collect(kubectl: Kubectl, wanted: LiveJob, *, logs: bool = True, run: bool =
         if event.get("involvedObject", {}).get("kind") in ("Node", "NodeClaim")
     ]
     objects["Event"] = [*objects.get("Event", []), *about_nodes]
-    others = objects.pop("others", [])
-    _runtime(here, live.workload, queries)
-    seen = Snapshot(datetime.now(UTC), live.namespace, live.workload.item, objects, owner=live.owner)
-    pods = [JobPod(pod, seen.workload) for pod in objects.setdefault("Pod", [])]
-    own = {pod.uid for pod in pods}
-    queries.ask(_further(seen.workload, live.owner, pods, objects))
+    pods = [JobPod(pod, seen.workload) for pod in objects["Pod"]]
+    queries.ask(_further(seen.workload, seen.owner, pods, objects))
     _keep_bound(objects, pods)
     _references(here, seen.workload, pods, queries)
-    return replace(
-        seen,
-        logs=_logs(here, seen.pods, unseen) if logs else [],
-        run=pod_exec.run_directory(here, seen.pods, unseen) if run else None,
-        others=[pod for pod in others if pod["metadata"]["uid"] not in own],
-        unseen=unseen,
-    )
+    own = {pod.uid for pod in pods}
+    return [pod for pod in objects.pop("others", []) if pod["metadata"]["uid"] not in own]
 
 
 def _runtime(kubectl: Kubectl, job: Workload, queries: Queries) -> None:
@@ -95,9 +120,13 @@ def _further(
         wanted["NodeClaim"] = "nodeclaims.karpenter.sh"
     everywhere = ("--all-namespaces",)
     found = {kind: (resource, *(everywhere if kind == "ResourceClaim" else ())) for kind, resource in wanted.items()}
-    if job.kind in ("JobSet", "TrainJob"):  # events about refused pods are those of a JobSet's Jobs
-        found["Job"] = ("jobs.batch", command_line.selector(JOBSET_LABEL, job.name))
-    return found
+    return found | _parts(job)
+
+
+def _parts(job: Workload) -> dict[str, tuple[str, ...]]:
+    """Return the query for the Jobs of a JobSet, which have the events about refused pods."""
+    of_set = job.kind in ("JobSet", "TrainJob")
+    return {"Job": ("jobs.batch", command_line.selector(JOBSET_LABEL, job.name))} if of_set else {}
 
 
 def _keep_bound(objects: dict[str, list[Object]], pods: list[JobPod]) -> None:
@@ -137,25 +166,33 @@ def _references(kubectl: Kubectl, job: Workload, pods: list[JobPod], queries: Qu
     queries.attempt("Secret", secrets)
 
 
-def _logs(kubectl: Kubectl, pods: list[JobPod], unseen: dict[str, str]) -> list[Log]:
-    """Return the ends of the pods' logs."""
+def _logs(kubectl: Kubectl, pods: list[JobPod], most: int, unseen: dict[str, str]) -> list[Log]:
+    """Return the ends of the logs of `most` pods, or of fewer where kubelets answer slowly."""
     order = sorted(pods, key=lambda pod: (not (pod.restarts or pod.end or pod.broken_init), pod.index))
     wanted: list[tuple[JobPod, str]] = []
-    for pod in order[:LOGS]:
+    for pod in order[:most]:
         wanted += [(pod, CURRENT)] if pod.running or pod.end or pod.broken_init else []
         wanted += [(pod, PREVIOUS)] if pod.restarts else []
     found: list[Log] = []
+    late: list[str] = []
+    last_start = time.monotonic() + BEGUN_SECONDS
 
     def read(one: tuple[JobPod, str]) -> None:
         pod, which = one
         container = pod.broken_init[0] if pod.broken_init else pod.container_name
         name, previous = pod.previous if which is PREVIOUS else (pod.name, ())
         words = ("logs", f"--container={container}", f"--tail={TAIL}", "--timestamps", *previous)
-        done = kubectl.run(*words, f"--limit-bytes={LARGEST_LOG}", names=[name])
-        if done.returncode == 0:
-            found.append(Log(pod.name, which, done.stdout))
+        if time.monotonic() > last_start:
+            late.append(pod.short)
+            return
+        try:
+            text = kubectl.text(*words, f"--limit-bytes={LARGEST_LOG}", names=[name], seconds=LOG_SECONDS)
+        except UserError as problem:
+            unseen[f"log of {pod.short}"] = problem.message
         else:
-            unseen[f"log of {pod.short}"] = log_lines.last_line(done.stderr)
+            found.append(Log(pod.name, which, text))
 
-    each(read, wanted)
+    each(read, wanted, LOGS_AT_ONCE)
+    if late:
+        unseen[f"logs of {late[0]} to {late[-1]}"] = f"not read: those before took more than {BEGUN_SECONDS:.0f} s"
     return sorted(found, key=lambda log: (log.pod, log.which))

@@ -49,8 +49,8 @@ class Queries:
             self.objects[kind] = [item for item in found if kind in (item["kind"], kind_of(item))]
 
 
-def each(work: Callable[[Any], None], items: Iterable[Any]) -> None:
+def each(work: Callable[[Any], None], items: Iterable[Any], at_once: int = AT_ONCE) -> None:
     """Do the work for every item, some at once."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(at_once) as pool:
         for done in [pool.submit(work, item) for item in items]:
             done.result()
