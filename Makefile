@@ -32,7 +32,7 @@ export PROMPT
 # These would redirect an import or an installation.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
 
-.PHONY: help setup setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-long test-long-all test-security audit test-cluster test-cluster-all test-flux test-monitoring test-bench test-images test-neuron bench bench-all bench-gpu bench-packages bench-restart prove-bench bench-data plan-error lint format types docs docs-serve ci lock lock-neuron clean purge
+.PHONY: help setup setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-long test-long-all test-security audit test-cluster test-cluster-all test-flux test-monitoring test-browser test-bench test-images test-neuron bench bench-all bench-gpu bench-packages bench-restart prove-bench bench-data plan-error lint format types docs docs-serve ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -153,6 +153,9 @@ test-flux: setup-dev ## Run the tests with real Flux, each cluster on its own Ku
 
 test-monitoring: setup-dev ## Run the tests with a real Prometheus: scrapes, rules, an alert for a hang (the first run builds it)
 	@exec $(PYTEST) tests/monitoring $(ARGS)
+
+test-browser: setup-dev ## Run the tests of the report page in a real browser (Debian: apt-get install chromium)
+	@exec $(PYTEST) tests/browser $(ARGS)
 
 test-bench: setup-dev ## Run the tests of the benchmarks: tiny rows of all sides, also those of a card
 	@exec $(PYTEST) tests/bench $(ARGS)

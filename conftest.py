@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-# These suites are collected only when their path is given. The first four start clusters, an engine or a server.
-STARTING = ("cluster", "docker", "flux", "monitoring")
+# These suites are collected only when their path is given. The first ones start a browser, clusters or servers.
+STARTING = ("browser", "cluster", "docker", "flux", "monitoring")
 ON_REQUEST = tuple(Path(__file__).parent / "tests" / name for name in (*STARTING, "audit", "security"))
 SECONDS = 3600
 GUARD = str(Path(__file__).parent / "training" / "guard")  # read with every `import torch` of a test

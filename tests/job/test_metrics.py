@@ -8,7 +8,6 @@ import math
 import random
 import re
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -233,30 +232,19 @@ def test_any_numbers_can_be_plotted_at_any_width(losses: list[float], width: int
     assert len(lines) == 18
     assert max(map(len, lines)) <= max(width, 40)
     assert sum(line.count("*") for line in lines[1:]) == len(finite)
-    tree = ElementTree.fromstring(plot.svg([one], ["loss"]))
-    (line,) = tree.iter("{http://www.w3.org/2000/svg}polyline")
-    assert len(line.attrib["points"].split()) == len(finite)
-    assert "nan" not in line.attrib["points"]
-    assert len(list(tree.iter("{http://www.w3.org/2000/svg}circle"))) == (len(finite) == 1)
 
 
-def test_svg_is_xml_with_one_line_a_run(tmp_path: Path, yard: Yard) -> None:
-    runs = [falling("a<b", 10.0), falling("two", 8.0, restarted=True)]
-    tree = ElementTree.fromstring(plot.svg(runs, plot.known(runs)))
-    space = "{http://www.w3.org/2000/svg}"
-    lines = [one.attrib["points"].split() for one in tree.iter(f"{space}polyline")]
-    assert [len(points) for points in lines] == [5, 6]
-    heights = [float(point.partition(",")[2]) for point in lines[0]]
-    assert heights == sorted(heights), "a falling loss falls on the page"
-    assert len(list(tree.iter(f"{space}line"))) == 1
-    assert "a<b" in [one.text for one in tree.iter(f"{space}text")]
+def test_plot_of_a_log_and_of_a_run_directory(tmp_path: Path, yard: Yard) -> None:
     log = tmp_path / "fsdp.log"
     log.write_text(FSDP)
-    yard("plot", str(log), "--svg", str(tmp_path / "x.svg"))
-    assert ElementTree.parse(tmp_path / "x.svg").getroot().tag == f"{space}svg"
-    error = yard.err("plot", str(log), "--svg", str(tmp_path / "no/x.svg"), code=2)
-    assert "no/x.svg: No such file or directory" in error
     (answer,) = yard.json("plot", str(log), "--key", "loss")["runs"]
     assert set(answer) == {"name", "curves", "restarts"}
     assert answer["curves"] == {"loss": [[979.0, 5.63272], [980.0, 5.63327]]}
     assert "5.63┤*" in yard.out("plot", str(log), "--key", "loss")
+    rows = ({"step": step, "loss": 5.0 - step, "lr": step / 100, "grad_norm": 1.0} for step in (1, 2))
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "heldout.jsonl").write_text('{"step": 0, "loss": 7.5}\n{"step": "1"}\n{"step": 2, "loss": "nan"}\n{"st')
+    (answer,) = yard.json("plot", str(tmp_path))["runs"]
+    assert set(answer["curves"]) == {"loss", "heldout", "lr", "grad_norm"}
+    assert answer["curves"]["heldout"] == [[0.0, 7.5]]
+    assert "held-out loss (" in yard.out("plot", str(tmp_path))

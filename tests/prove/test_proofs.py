@@ -270,7 +270,7 @@ def test_the_report_is_one_page_without_scripts_that_escapes_the_script(here: Pa
 
 
 def test_the_report_has_the_claims_figures_and_what_was_not_proven(here: Path) -> None:
-    text = report.page(proof(of(here), {"torn": State.FAIL}))
+    text = report.shown(proof(of(here), {"torn": State.FAIL}))
     for row in tables.load("prove/claims.yaml")["claims"].values():
         assert f"{row['title']}</h3>" in text
     assert '<b class="FAIL">FAIL</b>6. Survives a torn save' in text

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools.cli import invoke
+from tools.job import charts
 from tools.job.metrics import plot, series
 from tools.job.metrics.series import RunMetrics
 from tools.local import report
@@ -49,13 +50,14 @@ def test_a_line_is_drawn_or_skipped(line: str) -> None:
     assert runs[0].records[-1].step == 6
     for key in plot.known(runs):
         plot.text(runs, key)
-        plot.svg(runs, [key])
+        charts.curves(key, [charts.Curve(run.name, list(run.curve(key))) for run in runs])
 
 
 def test_commands_read_all_of_them(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (("metrics",), ("metrics", "--json"), ("plot",)):
         assert invoke(["job", *words, str(run.metrics)]) == 0
         assert capsys.readouterr().out
+    assert invoke(["report", str(run.path), "--to", str(run.path / "report.html")]) == 0
 
 
 @pytest.mark.parametrize("key", [*report.NUMBERS, "step", "steps", "samples"])

@@ -136,7 +136,11 @@ def read(run: RunDir, kept: int, now: float | None = None) -> Evidence:
 
     Lines that are damaged, and times that cannot be, are left out.
     """
-    now = time.time() if now is None else now
+    latest = (time.time() if now is None else now) + AHEAD
+
+    def possible(moment: Any) -> bool:
+        return _number(moment) and EARLIEST < moment < latest
+
     ranks, hosts, notes = {}, {}, []
     for path in sorted(run.heartbeat.glob("rank-*.phases.jsonl"))[:_MOST_RANKS]:
         number = path.name[len("rank-") :].partition(".")[0]
@@ -146,18 +150,18 @@ def read(run: RunDir, kept: int, now: float | None = None) -> Evidence:
         if beat is not None:
             hosts[int(number)] = beat.host
             changes.append(Change(beat.time, beat.phase, beat.step, beat.attempt))
-        good = [change for change in changes if EARLIEST < change.time < now + AHEAD]
+        good = [change for change in changes if possible(change.time)]
         if len(good) < len(changes):
             notes.append(f"rank {number}: {len(changes) - len(good)} lines have an impossible time and are left out")
         if good:
             ranks[int(number)] = good
-    rows = [row for row in last_records(run.path / "attempts.jsonl", _MOST_LINES) if _number(row.get("ended"))]
-    logged = [row for row in last_records(run.metrics, _MOST_LINES) if _number(row.get("time"))]
+    rows = [row for row in last_records(run.path / "attempts.jsonl", _MOST_LINES) if possible(row.get("ended"))]
+    logged = [row for row in last_records(run.metrics, _MOST_LINES) if possible(row.get("time"))]
     times = [row["step_s"] for row in logged if _number(row.get("step_s"))]
     return Evidence(
         ranks=ranks,
         starts={str(row.get("id")): PodStart(row["ended"], str(row.get("class"))) for row in rows},
-        stops=[(one.time, one.kind) for one in failure.since(run, 0.0)],
+        stops=[(one.time, one.kind) for one in failure.since(run, 0.0) if possible(one.time)],
         kept=kept,
         step_times={row["step"]: row["time"] for row in logged if type(row.get("step")) is int},
         step_s=statistics.median(times) if times else 0.0,
@@ -356,4 +360,4 @@ def _joined(spans: Iterable[Span]) -> Iterator[Span]:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 2**63

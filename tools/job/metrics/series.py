@@ -42,11 +42,19 @@ class Record:
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """The records of one run, and the lines that neuron_parallel_compile printed in its log."""
+    """The records of one run, those of its held-out loss, and what neuron_parallel_compile printed in its log."""
 
     name: str
     records: list[Record]
     compiler: list[str] = field(default_factory=list)
+    heldout: list[Record] = field(default_factory=list)
+
+    def curve(self, key: str) -> Iterator[tuple[float, float]]:
+        """Yield (step, value) of the records that have both, if the value is finite; `heldout` is a key too."""
+        for record in self.heldout if key == "heldout" else self.records:
+            value = record.loss if key == "heldout" else getattr(record, key)
+            if record.step is not None and value is not None and math.isfinite(value):
+                yield float(record.step), float(value)
 
 
 COLUMNS = tuple(one.name for one in fields(Record) if one.name != "rank_step_s")
@@ -170,11 +178,3 @@ def median(records: list[Record], key: str, recent: int = 50) -> float | None:
     """Return the median of a value over the latest records that have it."""
     values = [value for record in records if (value := getattr(record, key)) is not None]
     return statistics.median(values[-recent:]) if values else None
-
-
-def curve(records: list[Record], key: str) -> Iterator[tuple[float, float]]:
-    """Yield (step, value) of the records that have both, if the value is finite."""
-    for record in records:
-        value = getattr(record, key)
-        if record.step is not None and value is not None and math.isfinite(value):
-            yield float(record.step), float(value)

@@ -6,22 +6,26 @@ import io
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, cast
 
 from tools.cells.kustomize_graph import is_kustomization
 from tools.core import UserError, output, repo, wait
 from tools.job.metrics import series
-from tools.job.metrics.series import RunMetrics
+from tools.job.metrics.series import Record, RunMetrics
 from tools.job.snapshot import JobPod, Line, LiveJob, Snapshot, collect, log_lines, lookup
 from tools.job.snapshot.pod_exec import in_pod
 from tools.kube import Kubectl
 from training.run import trainer_logs
+from training.run.directory import RunDir, last_records
+from training.run.files import read_bounded
 
 METRICS = "metrics.jsonl"
 STANDARD_INPUT = "-"
 FILES = (".log", ".out", ".err", ".txt", ".jsonl", ".json", ".gz")  # a job's name does not end like this
 GZIP = b"\x1f\x8b"
+LARGEST = 256 << 20  # bytes of the files of a run that are read whole
 LONGEST = 1 << 16  # characters of a line; no trainer prints a longer one
 COMPILER = "PARALLEL_COMPILE||"  # in each line of neuron_parallel_compile
 ALL = ("sh", "-c", 'exec cat "$TRAINYARD_RUN/metrics.jsonl"')
@@ -76,9 +80,24 @@ def _from_file(path: Path) -> RunMetrics:
     try:
         with file.open("rb") as raw:
             lines = _lines(str(file), raw, file.stat().st_size)
-            return _from_lines(path.name if path.is_dir() else path.stem, str(file), lines)
+            found = _from_lines(path.name if path.is_dir() else path.stem, str(file), lines)
     except OSError as problem:
         raise UserError(f"{file}: {problem.strerror or problem}") from None
+    return replace(found, heldout=_heldout(RunDir(path))) if path.is_dir() else found
+
+
+def of_run(name: str, run: RunDir) -> RunMetrics:
+    """Return the metrics in a run directory, also without a step."""
+    try:
+        lines = read_bounded(run.metrics, LARGEST).decode("utf-8", "replace").splitlines()
+    except OSError:
+        lines = []
+    return RunMetrics(name, series.from_jsonl(lines), heldout=_heldout(run))
+
+
+def _heldout(run: RunDir) -> list[Record]:
+    rows = last_records(run.heldout, LARGEST)
+    return [Record(trainer_logs.number(row.get("loss")), row["step"]) for row in rows if type(row.get("step")) is int]
 
 
 def _from_lines(name: str, source: str, texts: Iterable[str]) -> RunMetrics:

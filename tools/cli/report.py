@@ -1,0 +1,18 @@
+"""Write a page about runs: curves, where the time went, failures, checkpoints, settings, samples."""
+
+from pathlib import Path
+
+from tools.cli.job import _options
+from tools.core import output
+from tools.job import report, runs
+from tools.kube import Kubectl
+
+
+@_options.cluster
+def command(kubectl: Kubectl, names: tuple[str, ...], to: Path, machine: str | None, as_json: bool) -> None:
+    with runs.opened(kubectl, names) as found:
+        size = report.write(to, found, machine)
+        if as_json:
+            output.data({"file": str(to), "bytes": size, "runs": [one.name for one in found]})
+            return
+        output.line(f"{to}: {output.count(len(found), 'run')}, {size:,} bytes; it needs no other file")
