@@ -70,12 +70,14 @@ Every command uses the same codes. The commands below add what is particular to 
 
 ## Completion
 
-The shell can complete commands, options and their values. Put `.venv/bin` on your PATH, and for bash this
-line into `~/.bashrc`. zsh and fish use `zsh_source` and `fish_source`.
+The shell can complete commands, options and their values: also cells, runs of this checkout, and jobs of the
+namespace. Put `.venv/bin` on your PATH, and one of these lines into the file of your shell:
 
-```sh
-eval "$(_YARD_COMPLETE=bash_source yard)"
-```
+| shell | file | line |
+|---|---|---|
+| bash 4.4 or newer | `~/.bashrc` | `eval "$(_YARD_COMPLETE=bash_source yard)"` |
+| zsh | `~/.zshrc` | `eval "$(_YARD_COMPLETE=zsh_source yard)"` |
+| fish | `~/.config/fish/completions/yard.fish` | `_YARD_COMPLETE=fish_source yard \\| source` |
 
 ## All commands
 

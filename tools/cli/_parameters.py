@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from tools.cli import _completion
 from tools.core.tables import load
 
 Command = Callable[..., Any]
@@ -51,6 +52,7 @@ def _parameter(name: str, row: Any, hint: Any) -> click.Parameter:
     may_lack = kind is bool or several or type(None) in parts or "default" in row
     required = row.get("required", not may_lack)
     if shown.startswith("-- ") or not shown.startswith("-"):
+        settings["shell_complete"] = _completion.of(shown)
         return click.Argument([name], metavar=shown, nargs=-1 if several else 1, required=required, **settings)
     words = shown.split()
     flags = [word.rstrip(",") for word in words if word.startswith("-")]

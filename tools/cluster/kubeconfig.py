@@ -12,10 +12,9 @@ from typing import Any
 
 from tools.aws import Session
 from tools.cluster.context import named
-from tools.core import UserError, command_line
+from tools.core import UserError, command_line, programs
 from tools.kube import Kubectl
 
-INSTALL = "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html"
 SECONDS = 120
 LARGEST = 2**20  # bytes of its output
 # Exit codes of the AWS CLI for missing credentials and for an error from the service.
@@ -65,7 +64,7 @@ def _update(session: Session, cluster: str, context: str) -> str:
     except command_line.TooLarge as problem:
         raise UserError(f"{title} printed {problem}", None, 3) from None
     except FileNotFoundError:
-        raise UserError("aws is not on PATH", f"install the AWS CLI: {INSTALL}") from None
+        raise UserError("aws is not on PATH", programs.how_to_install("aws")) from None
     except subprocess.TimeoutExpired:
         raise UserError(f"{title} did not finish in {SECONDS} s", None, 3) from None
     if done.returncode != 0:

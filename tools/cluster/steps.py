@@ -4,15 +4,9 @@ import shlex
 import sys
 from dataclasses import dataclass
 
-from tools.core import Say, UserError, command_line, repo
+from tools.core import Say, UserError, command_line, programs, repo
 
 LAST_LINES = 5
-INSTALL = {
-    "eksctl": "install eksctl 0.230 or newer: https://docs.aws.amazon.com/eks/latest/eksctl/installation.html",
-    "kind": "install kind: https://kind.sigs.k8s.io",
-    "minikube": "install minikube: https://minikube.sigs.k8s.io",
-    "kubectl": "install kubectl 1.31 or newer: https://kubernetes.io/docs/tasks/tools/",
-}
 
 
 @dataclass(frozen=True)
@@ -34,7 +28,7 @@ def run(step: Step, hint: str, say: Say) -> None:
     try:
         code, lines = command_line.streamed(words, lambda line: say(f"  {line.rstrip()}"), directory=repo.project())
     except FileNotFoundError:
-        raise UserError(f"{words[0]} is not on PATH", INSTALL.get(words[0])) from None
+        raise UserError(f"{words[0]} is not on PATH", programs.how_to_install(words[0])) from None
     if code != 0:
         said = [line.strip() for line in reversed(lines[-LAST_LINES:]) if line.strip()]
         errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]

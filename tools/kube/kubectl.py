@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from tools.core import UserError, command_line, tables
+from tools.core import UserError, command_line, programs, tables
 
 SECONDS = 60  # limit of a single command
 LONGEST = 1 << 16  # characters of a line
@@ -188,8 +188,7 @@ def foreign(what: str, text: str = "") -> UserError:
 
 
 def missing() -> UserError:
-    hint = "install kubectl 1.31 or newer (https://kubernetes.io/docs/tasks/tools/)"
-    return UserError("no kubectl on PATH", hint)
+    return UserError("no kubectl on PATH", programs.how_to_install("kubectl"))
 
 
 def failure(what: str, stderr: str) -> UserError:
