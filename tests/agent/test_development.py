@@ -132,24 +132,116 @@ def test_changed_files_are_in_front_of_the_images(pod: Callable[..., Pod], words
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("restarts", "stays"), [("1", True), ("0", False)])
-def test_torchrun_stays_as_long_as_it_restarts_ranks(
-    restarts: str, stays: bool, pod: Callable[..., Pod], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("option", "stays"), [((), True), (("--max-restarts=3",), False)])
+def test_torchrun_stays_when_its_ranks_change(
+    option: tuple[str, ...], stays: bool, pod: Callable[..., Pod], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its ranks are killed, and it starts others, which take the changed file; then the whole command."""
+    """Its ranks are killed, and it starts others, which take the changed file. An edit costs no restart of the job's.
+
+    With a limit of the command's own, the whole command starts again. So it does after a failure.
+    """
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     monkeypatch.setattr(Pod, "SHELL", False)
-    monkeypatch.setattr(Pod, "VARIABLES", {"PET_MAX_RESTARTS": restarts})
-    here = pod(torchrun, "--standalone", "--nproc-per-node=2", "train.py")
+    monkeypatch.setattr(Pod, "VARIABLES", {"PET_MAX_RESTARTS": "0"})
+    here = pod(torchrun, *option, "--standalone", "--nproc-per-node=2", "train.py")
     here.until(f"{START}old-part old-helper data")
-    (launcher,) = _children(here.started.process.pid)
-    here.sync("a1", own__part="WORD = 'new-part'\n")
-    here.until(f"{START}new-part old-helper data")
-    assert (_children(here.started.process.pid) == [launcher]) == stays
+    launcher = _children(here.started.process.pid)
+    for number in range(2 if stays else 1):
+        here.sync(f"a{number}", own__part=f"WORD = 'part-{number}'\n")
+        here.until(f"{START}part-{number} old-helper data")
+        assert (_children(here.started.process.pid) == launcher) == stays
     assert not (here.started.run / "failures").exists()
-    here.sync("a2", helper="def parts():\n    return 'two-helper'\n")
-    here.until(f"{START}new-part two-helper data")
-    assert _children(here.started.process.pid) != [launcher]
+    if stays:
+        here.sync("b1", helper="raise ValueError('misspelt')\n")
+        here.started.until(lambda: here.answer("state")["state"]["state"] == "failed", 60)
+        here.sync("b2", helper="def parts():\n    return 'two-helper'\n")
+        here.until(f"{START}part-1 two-helper data")
+
+
+SHOW = """\
+import atexit, json, os, pickle, random, signal, sys, threading
+known = "torch" in sys.modules
+KEPT = "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR OMP_NUM_THREADS PYTHONPATH TRAINYARD_RUN".split()
+import numpy, torch
+
+class Own:
+    pass
+
+signals = [str(signal.getsignal(one)) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGCHLD)]
+variables = sorted((name, value) for name, value in os.environ.items() if name in KEPT)
+main = sys.modules["__main__"]
+same = [sys.argv, sys.path, __name__, __file__, main.__file__, type(pickle.loads(pickle.dumps(Own()))) is Own, signals]
+same += [variables, torch.get_num_threads(), os.getcwd(), threading.current_thread() is threading.main_thread()]
+name = os.environ["OUTPUT"] + os.environ["RANK"]
+seen = {"same": same, "forked": known, "random": [random.random(), numpy.random.rand(), torch.rand(()).item()]}
+atexit.register(lambda: open(name, "w").write(json.dumps(seen)))
+if sys.argv[-1] == "fail":
+    raise ValueError("misspelt")
+sys.exit(0)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(("own/show.py", "a b", "fail"), None), (("-m", "own.show", "--x=1"), 0)],
+    ids=["script", "module"],
+)
+def test_a_forked_rank_is_as_torchrun_starts_it(
+    words: tuple[str, ...], code: int | None, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control starts another program, which is the same Python."""
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    found, errors = {}, {}
+    for name, variables in (("forked", {}), ("control", {"PYTHON_EXEC": sys.executable})):
+        image = tmp_path / name / "image"
+        (image / "own").mkdir(parents=True)
+        (tmp_path / name / "code").mkdir()
+        (image / "own/show.py").write_text(SHOW)
+        monkeypatch.chdir(image)
+        output, place = tmp_path / name / "out", {"TRAINYARD_CODE": str(tmp_path / name / "code")}
+        options = ("--standalone", "--nproc-per-node=2", "--max-restarts=0")
+        started = start(torchrun, *options, *words, OUTPUT=str(output), **place, **variables)
+        if code is None:
+            state = tmp_path / name / "code/state.json"
+            started.until(lambda: state.exists() and "failed" in state.read_text(), 90)  # noqa: B023
+            assert "ValueError: misspelt" in started.end()["message"]
+            started.process.send_signal(signal.SIGTERM)
+        assert started.wait(90) == (code if code is not None else started.process.returncode)
+        shown = [json.loads(Path(f"{output}{rank}").read_text()) for rank in (0, 1)]
+        assert [one["forked"] for one in shown] == [name == "forked"] * 2
+        assert not set(shown[0]["random"]) & set(shown[1]["random"])
+        found[name] = json.dumps([one["same"] for one in shown]).replace(str(tmp_path / name), "")
+        assert ("each rank imports for itself" in started.err) == (name == "control")
+        trace = started.err.partition("ValueError: misspelt")[0].replace(str(tmp_path / name), "")
+        errors[name] = {line for line in trace.splitlines() if line.startswith("  File")}
+    assert found["forked"] == found["control"]
+    assert errors["forked"] == errors["control"]
+
+
+@pytest.mark.parametrize(("name", "known"), [("installed_here", True), ("starts_a_thread", False)])
+def test_what_the_fork_server_imports(name: str, known: bool, tmp_path: Path) -> None:
+    """What is installed, unless forking is not safe with it; never a file of the user's."""
+    base = {**os.environ, "PYTHONUSERBASE": str(tmp_path), "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"}
+    ask = "import site; print(site.getusersitepackages())"
+    place = Path(subprocess.run([sys.executable, "-c", ask], env=base, capture_output=True, text=True).stdout.strip())
+    place.mkdir(parents=True)
+    (place / "installed_here.py").write_text("")
+    (place / "starts_a_thread.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
+    )
+    (tmp_path / "mine.py").write_text("")
+    (tmp_path / "imports").write_text(f"mine\nmissing.part\n{name}\n")
+    code = (
+        f"import sys; sys.path.append({str(place)!r}); import training.agent.installed, signal\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        f"print([n in sys.modules for n in ('torch._dynamo', 'mine', {name!r})])"
+    )
+    server = {"TRAINYARD_TASK": "training.agent.installed", "TRAINYARD_CODE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**base, **server}, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.strip() == str([True, False, known])
 
 
 def _children(pid: int) -> list[int]:

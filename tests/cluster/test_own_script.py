@@ -221,10 +221,11 @@ def test_an_edit_reaches_the_running_pods(
     saved = job.checkpoint()
     done = json.loads(yard("job", "sync", JOB, "train.py", "-n", team, "--json").stdout)
     assert (done["changed"], len(done["pods"])) == (["train.py"], 2)
-    say(f"from the saved file to step {done['step']}: {done['seconds']:.1f} s")
+    say(f"from the saved file to step {done['step']}: {done['seconds']:.1f} s, of these {done['parts']}")
     assert done["step"] > saved
     kube.wait("the edited line", lambda: f"edited {done['step']}" in job.logs(), 60)
     assert "continuing after step" in job.logs()
+    assert "imports" not in job.logs(), "its ranks are forked"
     assert "already have these files" in yard("job", "sync", JOB, "train.py", "-n", team).stdout
     (own / "train.py").write_text(script() + "\ndef broken(:\n", encoding="utf-8")
     assert "train.py:" in yard("job", "sync", JOB, "train.py", "-n", team, code=2).stderr
@@ -255,7 +256,7 @@ def test_the_trainer_of_this_repository_takes_an_edit(
     words = ("job", "sync", name, "training/pretrain.py", "-n", team, "--json")
     done = json.loads(yard(*words, where=checkout).stdout)
     assert done["changed"] == ["training/pretrain.py"]
-    say(f"from the saved file of the trainer to step {done['step']}: {done['seconds']:.1f} s")
+    say(f"from the saved file of the trainer to step {done['step']}: {done['seconds']:.1f} s, of these {done['parts']}")
     assert done["step"] > 40
     kube.wait("the edited line", lambda: "edited trainer" in job.log(0) and "edited trainer" in job.log(1), 60)
     assert "each rank imports for itself" not in job.logs()

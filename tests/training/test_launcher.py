@@ -29,7 +29,7 @@ UNFORKABLE = {
     "does_not_parse": "def",
 }
 TASKS = "import training.pretrain, training.finetune, training.bert"
-PROBE = "import sys; from training.pod.launcher import *; m = sys.argv[1]; print(start_server(m) or probe(m))"
+PROBE = "import sys; from training.pod.fork_server import *; m = sys.argv[1]; print(start_server(m) or probe(m))"
 
 
 def test_a_restarted_rank_is_forked_from_the_same_server(start: Callable) -> None:

@@ -13,7 +13,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class Synced:
     """What happened: the files that some pod lacked, and the pods.
 
     `step` is the first step of the new code, `seconds` after the last file was saved. `failed` is why the new
-    code ended.
+    code ended. `parts` are the seconds for the copies, for the ranks' end, and from there to the step.
     """
 
     changed: list[str]
@@ -45,6 +45,7 @@ class Synced:
     step: int | None = None
     failed: str = ""
     seconds: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
 
 
 def prepare(manifests: Manifests) -> None:
@@ -155,7 +156,7 @@ class Sync:
         Raises UserError with the pods that could not be reached. Nothing is restarted before all pods have
         the files. If a pod cannot be stopped, the others start again.
         """
-        names = [talk.pod for talk in self._talks]
+        names, began = [talk.pod for talk in self._talks], time.time()
         wanted = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         there = self._all("digests", lambda _: {"names": list(wanted)})
         lacking = {pod: _differing(wanted, there[pod].get("digests")) for pod in names}
@@ -168,10 +169,14 @@ class Sync:
         self._all("stage", lambda pod: {**self._mine(pod), "files": staged[pod]}, or_else="discard")
         self._say(f"{output.count(len(changed), 'file')} in {output.count(len(names), 'pod')}; restarting")
         self._all("place", self._mine)
+        copied = time.time()
         self._all("stop", self._mine, or_else="start")
         since = {pod: _number(answer.get("time")) for pod, answer in self._all("start", self._mine).items()}
-        step, failed = wait.until(lambda: self._outcome(since), seconds, every=0.2) or (None, "")
-        return Synced(changed, names, step, failed, time.time() - saved)
+        started = time.time()
+        step, failed = wait.until(lambda: self._outcome(since), seconds, every=0.1) or (None, "")
+        ended = time.time()
+        parts = {"copy": copied - began, "stop": started - copied, "step": ended - started}
+        return Synced(changed, names, step, failed, ended - saved, parts)
 
     def _outcome(self, since: Mapping[str, float]) -> tuple[int | None, str] | None:
         """Return a step that is newer than its pod's start, or why the command of a pod ended."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-STARTED = ("training.agent.main", "training.agent.api")
+STARTED = ("training.agent.main", "training.agent.api", "training.agent.installed", "training.pod.preload")
 PACKAGE = "trainyard"
 OLDEST = (3, 8)  # Python in an image
 _TIME = (1980, 1, 1, 0, 0, 0)  # the first that a zip archive can hold

@@ -18,8 +18,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from training.agent import forking
 from training.agent.script_pod import ScriptPod
 from training.pod import development, metrics_server
+from training.pod.development import Code
 from training.prove import pod
 from training.run.directory import RunDir
 from training.run.failure import CODES
@@ -46,6 +48,9 @@ def main(archive: str) -> None:
         sys.exit(0)
     if words[:1] == ["--prove"]:
         sys.exit(pod.main(words[1:], archive))
+    if words[:1] == [forking.FORK]:
+        forking.main(words[1:])
+        sys.exit(0)
     if not words or words[0].startswith("-"):
         _say("no command; for example: agent.pyz -- torchrun train.py")
         sys.exit(2)
@@ -59,7 +64,11 @@ def main(archive: str) -> None:
     path = [*filter(None, [os.environ.get("PYTHONPATH")]), archive]
     environment = {"PYTHONPATH": os.pathsep.join(path), **({RUN: str(run.path)} if run else {})}
     environment[OWN_STORE] = os.environ.get(OWN_STORE, "1")
-    sys.exit(development.run(lambda code: ScriptPod(words, limits, run, environment, code), restarts))
+
+    def make(code: Code | None) -> ScriptPod:
+        return ScriptPod(forking.command(words, archive) if code else words, limits, run, environment, code)
+
+    sys.exit(development.run(make, restarts))
 
 
 def directory(environment: Mapping[str, str]) -> Path:

@@ -1,13 +1,18 @@
-"""The ranks that run below this process: the process id of each rank, from the processes' environments."""
+"""The ranks that run below this process: the process id of each rank, from the processes' environments.
+
+A forked rank (`training.agent.forking`) shows the variables of the process that it was forked from. It calls
+itself `rank N`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
-from training.distributed.process import is_descendant
+from training.distributed.process import forked_rank, is_descendant
 
 # torchrun's variable, then those of MPI and Slurm.
 NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -31,14 +36,19 @@ def ranks_below(launcher: int) -> dict[int, int]:
     for pid in sorted(_processes()):
         if pid == launcher or not is_descendant(pid):
             continue
-        variables = _environment(pid)
-        # The operator numbers the pods with RANK; what torchrun starts has LOCAL_RANK too.
-        numbers = (_number(variables.get(name)) for name in NAMES)
-        rank = next((number for number in numbers if number is not None), None)
-        if rank is None or ("LOCAL_RANK" not in variables and rank == own):
-            continue
-        found.setdefault(rank, pid)
+        rank = forked_rank(pid)
+        if rank is None:
+            rank = _from_variables(_environment(pid), own)
+        if rank is not None:
+            found.setdefault(rank, pid)
     return found
+
+
+def _from_variables(variables: Mapping[str, str], own: int | None) -> int | None:
+    """Return the rank of a process; the operator numbers the pods with RANK, torchrun sets LOCAL_RANK too."""
+    numbers = (_number(variables.get(name)) for name in NAMES)
+    rank = next((number for number in numbers if number is not None), None)
+    return None if "LOCAL_RANK" not in variables and rank == own else rank
 
 
 def _number(text: str | None) -> int | None:

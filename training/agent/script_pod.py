@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from training.agent import metrics_file
 from training.agent.detector import ScriptDetector
+from training.agent.forking import is_torchrun
 from training.agent.mask import Mask
 from training.agent.output_progress import OutputProgress
 from training.agent.ranks import ranks_below
@@ -52,8 +53,7 @@ class ScriptPod(Pod):
 
     def ranks(self) -> list[int]:
         """Return the process ids of the ranks that torchrun would start again."""
-        torchrun = os.path.basename(self.words[0]) == "torchrun" or "torch.distributed.run" in self.words[:4]
-        return list(ranks_below(self._child.pid).values()) if torchrun else []
+        return list(ranks_below(self._child.pid).values()) if is_torchrun(self.words) else []
 
     def _pass_on_stop(self) -> None:
         """Create the file, then send SIGTERM to the command's process group: a shell does not pass it on."""

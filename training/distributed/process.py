@@ -104,14 +104,18 @@ def is_descendant(pid: int) -> bool:
     return False
 
 
+def forked_rank(pid: int) -> int | None:
+    """Return the number of a process that calls itself `rank N` (training.pod.forked_rank)."""
+    with contextlib.suppress(OSError, ValueError):
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace")
+        return int(name[len(RANK_NAME) :]) if name.startswith(RANK_NAME) else None
+    return None
+
+
 def forked_ranks() -> list[int]:
-    """Return the ranks below this process that call themselves `rank N` (training.pod.forked_rank)."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/comm"):
-        with contextlib.suppress(OSError):
-            if path.read_text().startswith(RANK_NAME) and is_descendant(int(path.parent.name)):
-                found.append(int(path.parent.name))
-    return found
+    """Return the forked ranks below this process."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [pid for pid in pids if forked_rank(pid) is not None and is_descendant(pid)]
 
 
 def state_of(pid: int) -> str | None:

@@ -32,6 +32,8 @@ from training.run.directory import read_json, write_json
 CODE = "TRAINYARD_CODE"
 STOPPED, STARTED, FAILED = "stopped", "started", "failed"
 WAIT_SECONDS = 1800.0  # how long a failed command waits for another version
+MAX_RESTARTS, OPTION = "PET_MAX_RESTARTS", ("--max-restarts", "--max_restarts")  # the option counts, if it is there
+EDITS = 1000  # restarts of torchrun for them
 AGAIN_SECONDS = 1.0  # before a command starts again that has lost its peers
 RESTARTS = "TRAINYARD_RESTARTS"
 FIRST_CURABLE = 128  # exit codes below it mean that another attempt fails in the same way (training.run.failure)
@@ -45,7 +47,9 @@ MOST = 100_000  # links and copies
 class Version(Protocol):
     """One version of a pod's command: `training.pod.supervisor.Pod`."""
 
+    words: list[str]  # of its command
     restarts: int  # of the ranks, by torchrun
+    failures: int  # of this version's ranks
     killed: set[int]  # process ids of ranks that made way for another version
     replaced: bool  # by another version, before its own end
     summary: str  # of its end
@@ -71,6 +75,8 @@ class Code:
         self.files = directory / "files"
         self._request, self._state = directory / "request.json", directory / "state.json"
         self._answered = self._asked()
+        limit = os.environ.get(MAX_RESTARTS, "")
+        self.failures = int(limit) if limit.isdigit() else 0  # that torchrun may cure by new ranks
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Code | None:
@@ -99,17 +105,16 @@ class Code:
         """Make way for another version if one is there; return whether the whole command has to end.
 
         Below torchrun, killing the ranks is enough: it starts others, which import the changed files. Each
-        time costs one of its restarts.
+        time costs one of its restarts, of which it has EDITS more than the job gives it.
         """
         if self.asks_to_start():
             self.answer(STARTED)
         if pod.asked_to_stop() or not self.asks_to_stop():
             return False
         pod.say("another version of the command is here: this one is killed")
-        limit = os.environ.get("PET_MAX_RESTARTS", "")
-        if not limit.isdigit() or pod.restarts >= int(limit):
+        if pod.restarts >= self.failures + EDITS or any(word.startswith(OPTION) for word in pod.words):
             return True
-        ranks = pod.ranks()
+        ranks, pod.failures = pod.ranks(), 0
         self._complete()
         pod.killed.update(ranks)
         for pid in ranks:
@@ -156,7 +161,7 @@ class Code:
         path = [one for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one]
         moved = [self._moved(one, here) for one in path]
         path = [str(self.files), *(one for one in moved if one not in path), *path]
-        changed = {**environment, "PYTHONPATH": os.pathsep.join(path)}
+        changed = {**environment, "PYTHONPATH": os.pathsep.join(path), MAX_RESTARTS: str(self.failures + EDITS)}
         return [self._moved(word, here) for word in words], changed, str(self.files)
 
     def _complete(self) -> None:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import signal
 import sys
-from pathlib import Path
 
-from training.distributed.process import RANK_NAME
+from training.pod import fork_server
 from training.pod.development import Code
 
-TASK = "TRAINYARD_TASK"  # the module whose imports the fork server holds
 CAUSE_SECONDS = 1.0  # torchrun checks its ranks ten times a second
 
 
 def main() -> None:
     """Run the task named by the first argument as one rank. Exit codes: `training.run.failure.CODES`."""
-    import torch
-
     take_changes(Code.of(os.environ))
     from training.trainer.main import main as run_rank
 
-    with contextlib.suppress(OSError):  # the fork server's command line does not name the rank
-        Path("/proc/self/comm").write_text(f"{RANK_NAME}{os.environ['RANK']}", encoding="utf-8")
-    if "OMP_NUM_THREADS" in os.environ:  # OpenMP read it before torchrun set it
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    fork_server.set_up()
     del sys.argv[0]
     task = importlib.import_module(sys.argv[0])
     try:

@@ -1,4 +1,4 @@
-"""The fork server of a pod (`training.pod.launcher`) imports this module first: it imports the task.
+"""The fork server of a pod (`training.pod.fork_server`) imports this module first: it imports the task.
 
 The fork server dies with the launcher, and its ranks die with it. It needs this because the ranks hold the
 pipe open by which it would otherwise notice the launcher's end.
@@ -11,7 +11,7 @@ import importlib
 import os
 
 from training.distributed.process import die_with_parent
-from training.pod.forked_rank import TASK
+from training.pod.fork_server import TASK
 
 die_with_parent()
 with contextlib.suppress(Exception):  # a rank that imports the task itself reports the same error

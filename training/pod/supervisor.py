@@ -87,7 +87,7 @@ class Pod:
         self._ending: float | None = None  # when a permanent failure was found
         self._hung: float | None = None  # when a hung rank was killed
         self._look_again = 0.0  # when late ranks, which may only be waiting, are examined again
-        self.restarts = 0
+        self.restarts = self.failures = 0  # of ranks; failures only of this version's, and by themselves
         self.killed: set[int] = set()  # process ids of ranks that made way for another version
         self._code: int | None = None
 
@@ -242,12 +242,16 @@ class Pod:
         if self._ending is not None:
             if now - self._ending > END_SECONDS:
                 self._signal(signal.SIGKILL)
-        elif any(record.kind in PERMANENT for record in self._records()):
+        elif any(record.kind in PERMANENT for record in self._records()) or self._failed_too_often():
             time.sleep(RECORD_SECONDS)
             self._ending = now
             self._signal(signal.SIGTERM)
         else:
             self._guard(now)
+
+    def _failed_too_often(self) -> bool:
+        """Return whether torchrun would have ended, if it had no more restarts than the job gives it."""
+        return self._code_here is not None and self.failures > self._code_here.failures
 
     def _guard(self, now: float) -> None:
         """Kill ranks that hang, and the launcher if it does not notice."""
@@ -271,6 +275,7 @@ class Pod:
         self.restarts += 1
         if death.pid in self.killed:
             return
+        self.failures += 1
         asked = self._stopping is not None and death.code == -signal.SIGTERM
         if asked or self._has_record(death.pid):
             return

@@ -32,7 +32,8 @@ def _print(job: str, done: sync.Synced, seconds: float) -> None:
     output.line(f"changed in {pods}: {', '.join(done.changed)}")
     if done.step is not None:
         since = f"{done.seconds:.1f} s after the last file was saved"
-        output.line(f"step {done.step} with the new code, {since} (this command: {seconds:.1f} s)")
+        parts = ", ".join(f"{name} {value:.1f}" for name, value in done.parts.items())
+        output.line(f"step {done.step} with the new code, {since} (this command: {seconds:.1f} s: {parts})")
     elif done.failed:
         output.line(f"the new code failed: {done.failed}")
         output.line(f"next: correct it and sync again; the log: yard job logs {job}")
