@@ -121,6 +121,24 @@ def test_keys_of_sharded_models_are_refused_without_sharding(key: str) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
+        (
+            "checkpoint.keep_every=7",
+            "checkpoint.keep_every 7 is not a multiple of checkpoint.every {every}; nearest value: ",
+        ),
+        ("checkpoint.keep_best=1", "nearest value of train.eval_every: {every}"),
+        ("checkpoint.keep=1", "checkpoint.keep"),
+    ],
+)
+def test_keep_rules_that_cannot_hold_are_refused(override: str, said: str) -> None:
+    given = apply_override(texts("llama", KV), "train.eval_every=7")
+    every = load_texts(given).checkpoint.every
+    with pytest.raises(ConfigError, match=said.format(every=every)):
+        load_texts(apply_override(given, override))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
         ("train.beta2=0.999", "with beta2 0.999; nearest value of train.beta2: 0.99"),
         ("train.optimizer=lamb", "bf16 is for adamw only, optimizer is lamb"),
     ],

@@ -121,6 +121,13 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
+def free_bytes(directory: Path) -> int:
+    """Bytes that a user may still write to the file system of a directory."""
+    with naming(directory):
+        disk = os.statvfs(directory)
+    return disk.f_bavail * disk.f_frsize
+
+
 def read_file(path: Path, limit: int) -> bytes:
     """The content of a regular file; CheckpointError for a link, a FIFO, or more than `limit` bytes."""
     with naming(path):

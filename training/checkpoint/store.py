@@ -12,9 +12,10 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from training.checkpoint.attempt import Log, clean_up, discard, point_latest, quarantine
+from training.checkpoint.disk import free_bytes
 from training.checkpoint.errors import CheckpointError, ForeignError, naming
 from training.checkpoint.keep import DEFAULT, Rules, losses_of, superseded
-from training.checkpoint.layout import Manifest, committed_steps, read_manifest, step_name
+from training.checkpoint.layout import Manifest, committed_steps, quarantined, read_manifest, step_name
 from training.checkpoint.peers import Peers
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.shards import Shard
@@ -83,6 +84,7 @@ class Store:
             meta=meta,
             files=files,
             log=self._log,
+            room=self._make_room,
         )
         written = attempt.run(lambda: self._is_committed(step))
         if written and self._peers.rank == 0:
@@ -124,6 +126,23 @@ class Store:
                 clean_up(self.directory, self._log)
         except CheckpointError as error:
             self._log(f"cannot remove leftovers of earlier writers: {error}")
+
+    def _make_room(self, size: int) -> None:
+        """Remove quarantined checkpoints, oldest first, until `size` bytes are free (rank 0).
+
+        Raises:
+            CheckpointError: there is too little space without them.
+        """
+        for name, _ in quarantined(self.directory):
+            if free_bytes(self.directory) >= size:
+                return
+            self._log(f"{name}: removed, because its space is needed")
+            discard(self.directory / name)
+        if (free := free_bytes(self.directory)) < size:
+            raise CheckpointError(
+                f"{self.directory}: {free:,} bytes are free, a checkpoint needs {size:,}; lower checkpoint.keep, "
+                "keep_every or keep_best, or free space"
+            )
 
     def _is_committed(self, step: int) -> bool:
         """Whether the step is committed already; an incomplete one is quarantined (rank 0)."""

@@ -10,6 +10,7 @@ from typing import Any
 from training.checkpoint.attempt import Attempt, Log
 from training.checkpoint.disk import HashedFile, sync_tree
 from training.checkpoint.errors import CheckpointError
+from training.checkpoint.header import byte_count
 from training.checkpoint.layout import (
     FORMAT,
     OWN_FILES,
@@ -31,7 +32,10 @@ from training.run import signing
 
 
 class Save:
-    """One save of one step. `run` is collective; the attempt and the manifest exist on rank 0 only."""
+    """One save of one step. `run` is collective; the attempt and the manifest exist on rank 0 only.
+
+    There, `room` is called with the bytes of all tensors before anything is written.
+    """
 
     def __init__(
         self,
@@ -46,12 +50,13 @@ class Save:
         meta: Mapping[str, Any],
         files: Callable[[Path], None] | None,
         log: Log,
+        room: Callable[[int], None],
     ) -> None:
         self._root, self._run = root, run
         self._peers, self._step, self._tensors = peers, step, tensors
         self._rank_state, self._run_state, self._meta = rank_state, run_state, meta
         self._files = files
-        self._log = log
+        self._log, self._room = log, room
         self._attempt: Attempt | None = None
         self._table: dict[str, Tensor] = {}
 
@@ -98,6 +103,7 @@ class Save:
         json_bytes(self._meta, "meta")
         held: list[dict[str, Holding]] = [theirs["tensors"] for theirs in told]
         self._table = assign(held)
+        self._room(sum(byte_count(tensor.dtype, tensor.shape) for tensor in self._table.values()))
         self._attempt = Attempt.begin(self._root, self._step)
         writers = {
             name: {str(piece.rows[0]): piece.file for piece in self._table[name].shards}

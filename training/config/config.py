@@ -66,6 +66,18 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _best_checkpoints(self) -> Self:
+        evaluates, saves = self.train.eval_every, self.checkpoint.every
+        if self.checkpoint.keep_best and evaluates % saves and saves % evaluates:
+            near = max(1, round(evaluates / saves)) * saves
+            raise wrong(
+                "checkpoint.keep_best",
+                f"checkpoint.keep_best needs the held-out loss of saved steps, but train.eval_every {evaluates} and "
+                f"checkpoint.every {saves} rarely meet; nearest value of train.eval_every: {near}",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_task(self) -> Self:
         bert = self.model.bert
         if (bert is None) != (self.masking is None):

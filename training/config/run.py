@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from training.config.base import Count, Section, not_bool, wrong
+from training.config.base import Count, NotNegative, Section, Whole, not_bool, wrong
 
 # S3's rules for bucket names; a key only needs to have no blanks and not to begin or end with a slash.
 S3_PREFIX = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/([^\s/](?:\S*[^\s/])?)")
@@ -113,7 +113,25 @@ class Checkpoint(Section):
     the last save of a run is always waited for."""
 
     keep: Annotated[int, BeforeValidator(not_bool), Field(strict=True, ge=2)] = 2
-    """Number of checkpoints kept, at least 2; older ones are deleted."""
+    """Number of the newest checkpoints that are kept, at least 2."""
+
+    keep_every: Whole = 0
+    """Checkpoints whose step this number divides are kept as milestones; a multiple of `every`, or 0 for none."""
+
+    keep_best: Whole = 0
+    """Number of the checkpoints with the lowest held-out loss that are kept besides; 0 for none."""
+
+    keep_bad_days: NotNegative = 7.0
+    """Days for which a checkpoint that failed verification, or was set aside, is kept as evidence; it goes earlier
+    when its space is needed."""
+
+    @model_validator(mode="after")
+    def _milestones(self) -> Self:
+        if self.keep_every % self.every:
+            near = max(1, round(self.keep_every / self.every)) * self.every
+            text = f"is not a multiple of checkpoint.every {self.every}; nearest value: {near}"
+            raise wrong("checkpoint.keep_every", f"checkpoint.keep_every {self.keep_every} {text}")
+        return self
 
 
 class Upload(Section):

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 import transformers
 
-from training.checkpoint.keep import Rules
 from training.checkpoint.layout import step_name
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.store import Store
@@ -44,6 +43,7 @@ from training.trainer.optimizer import build_optimizer, build_schedule, clip_gra
 from training.trainer.parallelize import Parallel, parallelise
 from training.trainer.profiling import Profile
 from training.trainer.saver import Saver
+from training.trainer.space import check_space, checkpoint_bytes, rules_of
 from training.trainer.state import TrainState, check_same_run, rank_seed
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -94,7 +94,9 @@ def _train(run: Run, attempt: Attempt) -> None:
     now = TrainState(parallel, optimizer, schedule, device, run.feed, config.train.seed)
     beside = config.checkpoint.asynchronous
     group = own_group(ranks, COLLECTIVE_TIMEOUT) if beside else ranks.group
-    store = Store(directory.checkpoints, keep=Rules(config.checkpoint.keep), group=group, log=log.warning)
+    store = Store(directory.checkpoints, keep=rules_of(config), group=group, log=log.warning)
+    if ranks.first:
+        check_space(config, directory, checkpoint_bytes(config, parallel))
     checkpoint = store.latest(partial(state.check, rank=ranks.rank))
     if checkpoint is not None:
         _check_continues(run, checkpoint)

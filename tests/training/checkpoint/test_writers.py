@@ -17,7 +17,8 @@ import torch
 
 from tests.training.checkpoint.values import assert_holds, held, state, whole
 from training.checkpoint import read
-from training.checkpoint.attempt import Attempt
+from training.checkpoint.attempt import Attempt, quarantine
+from training.checkpoint.disk import HashedFile
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.keep import Rules, aged
 from training.checkpoint.layout import committed_steps
@@ -75,14 +76,34 @@ def test_disk_full(small_disk: Path) -> None:
     """ENOSPC in the middle of a file: nothing of the save is left, and smaller saves still work."""
     store = Store(small_disk)
     put(store, 1)
-    large = shards_of([("large", torch.zeros(200_000))])
-    with pytest.raises(CheckpointError, match=r"rank 0: .*rank-00000.safetensors: No space left on device"):
-        store.save(2, large, {}, {}, {})
+
+    def own(directory: Path) -> None:
+        with HashedFile(directory / "own") as file:
+            file.write(b"x" * 400_000)
+
+    with pytest.raises(CheckpointError, match=r"rank 0: .*own: No space left on device"):
+        store.save(2, {}, {}, {}, {}, own)
     assert names(small_disk) == ["LATEST", "step-00000001"]
     put(store, 3)
     found = store.latest()
     assert found is not None
     assert_holds(found, 3)
+
+
+def test_too_little_space_is_known_before_a_save_begins(small_disk: Path) -> None:
+    """What was set aside makes room first; a checkpoint that cannot fit leaves nothing."""
+    told: list[str] = []
+    store = Store(small_disk, log=told.append)
+    for step in (1, 2):
+        store.save(step, shards_of([("x", torch.zeros(20_000))]), {}, {}, {})
+    quarantine(small_disk / "step-00000002")
+    put(store, 3)
+    assert told == []
+    store.save(4, shards_of([("x", torch.zeros(30_000))]), {}, {}, {})
+    assert told == ["step-00000002.bad: removed, because its space is needed"]
+    with pytest.raises(CheckpointError, match=r"bytes are free, a checkpoint needs 800,000; lower checkpoint.keep"):
+        store.save(5, shards_of([("x", torch.zeros(200_000))]), {}, {}, {})
+    assert not any(name.endswith(".tmp") for name in names(small_disk))
 
 
 def test_directory_that_cannot_be_made(tmp_path: Path) -> None:
