@@ -29,7 +29,7 @@ from training.checkpoint.verify import check_contents, check_header, check_sizes
 from training.run.files import open_regular
 
 _LARGEST_STATE = 64 << 20  # bytes of one rank's own state
-_LISTINGS = 5  # how often `newest` lists the steps again if all that it found were pruned meanwhile
+_LISTINGS = 20  # how often `newest` lists the steps if all that it found were pruned meanwhile
 
 
 class Checkpoint:
@@ -160,8 +160,9 @@ def newest(directory: Path, *, verify: bool = True, log: Callable[[str], None] |
     lists again, because a newer one exists then.
     """
     for _ in range(_LISTINGS):
-        pruned = False
-        for step in reversed(committed_steps(directory)):
+        steps = committed_steps(directory)
+        pruned = not steps  # a listing while directories are renamed can miss the new ones
+        for step in reversed(steps):
             path = directory / step_name(step)
             try:
                 return open_checkpoint(path, verify=verify)
