@@ -33,6 +33,7 @@ from training.run.signing import SigningError
 from training.sample import checkpoint_of, config_of
 from training.task import Trainable
 from training.weights import Weights, open_weights
+from training.weights.card import card
 from training.weights.experts import file_name, file_names, row_of
 from training.weights.tensors import INDEX, SINGLE, CheckpointTensors, Kind, digest_of, hash_of
 from training.weights.weights import CONFIG, FILES, GENERATION
@@ -87,11 +88,12 @@ def export_run(
     config = config_of(checkpoint)
     if merge and config.lora is None:
         raise ExportError(f"{run.path} trained every weight, so there is nothing to merge; omit --merge")
+    kind = "adapter" if config.lora is not None and not merge else "merged model" if merge else "model"
     tokenizer = dataset_directory(checkpoint.meta, run) / "tokenizer"
     special = _special_tokens(load_tokenizer(checkpoint, run)) if tokenizer.exists() else {}
     try:
         with staging(to.resolve().parent, to.name) as directory:
-            if config.lora is not None and not merge:
+            if kind == "adapter":
                 written = _write_adapter(directory, checkpoint, config)
             else:
                 base = open_weights(config, run, say=say) if merge else None
@@ -100,11 +102,15 @@ def export_run(
                 _write_configuration(directory, values, special)
             if tokenizer.exists():  # shards of masked samples come without one
                 _copy_tokenizer(tokenizer, directory)
+            text = card(run, checkpoint.step, checkpoint.meta, config, kind, "float32" if kind == "adapter" else dtype)
+            (directory / "README.md").write_text(text, encoding="utf-8")
+            for path in directory.iterdir():  # safetensors writes files that only this user may read
+                path.chmod(0o644)
+            directory.chmod(0o755)
             if not commit(directory, to.resolve()):
                 raise ExportError(f"another process created {to} meanwhile")
     except OSError as error:
         raise ExportError(f"cannot write {to}: {error.strerror or error}") from error
-    kind = "adapter" if config.lora is not None and not merge else "merged model" if merge else "model"
     return Exported(str(to.resolve()), kind, checkpoint.step, *written)
 
 

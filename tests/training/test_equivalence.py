@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training.inprocess import StopAfter, Texts, losses, records, run, same, tensors
 
@@ -82,4 +83,8 @@ def test_the_curve_falls_and_every_step_has_its_line(texts: Texts, data_root: Pa
         assert 0 < line["mfu"] < 1
         assert line["tokens_per_s"] == pytest.approx(line["tokens"] / line["step_s"])
         assert line["tokens"] <= 8 * 32
-    assert list(done.tensorboard.glob("events.out.tfevents.*"))
+    events = EventAccumulator(str(done.tensorboard)).Reload()
+    assert [one.step for one in events.Scalars("loss/train")] == list(range(1, 21))
+    assert events.Scalars("loss/heldout")[-1].step == 20
+    assert "run/text_summary" in events.Tags()["tensors"], "the configuration"
+    assert "custom_scalars__config__" in events.Tags()["tensors"], "one chart has both losses"

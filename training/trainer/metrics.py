@@ -20,12 +20,13 @@ import torch
 
 from training.device import Device
 from training.distributed.ranks import Ranks
-from training.run.directory import RunDir
+from training.run.directory import LONGEST_JSON, RunDir
 from training.run.failure import NanError
 from training.run.files import read_bounded
 from training.run.progress import line_seconds
 from training.run.trainer_status import TrainerStatus
 
+TRAIN_LOSS, HELDOUT_LOSS = "loss/train", "loss/heldout"  # TensorBoard shows them on one chart: "custom scalars"
 _LARGEST_LOG = 1 << 30  # bytes of metrics.jsonl: a million steps have a third of it
 
 
@@ -73,6 +74,10 @@ class Metrics:
             _drop_after(run.heldout, resumed_at)
             self._file = run.metrics.open("a", encoding="utf-8")
             self._events = SummaryWriter(str(run.tensorboard), purge_step=resumed_at + 1 if resumed_at else None)
+            self._events.add_custom_scalars({"loss": {"loss": ["Multiline", [TRAIN_LOSS, HELDOUT_LOSS]]}})
+            if resumed_at == 0 and run.run.exists():
+                text = read_bounded(run.run, LONGEST_JSON).decode("utf-8", "replace")
+                self._events.add_text("run", f"~~~json\n{text}\n~~~", 0)
 
     def add(self, pending: Pending) -> None:
         self._pending.append(pending)
@@ -138,7 +143,8 @@ class Metrics:
         self._recent = [*self._recent[-49:], record]
         if self._file and self._events:
             self._file.write(json.dumps(record) + "\n")
-            shown = ("loss", "lr", "grad_norm", "tokens_per_s", "mfu", "memory_gib", "step_s")
+            self._events.add_scalar(TRAIN_LOSS, record["loss"], pending.step)
+            shown = ("lr", "grad_norm", "tokens_per_s", "mfu", "memory_gib", "step_s")
             for key in (*shown, *self._parts(means)):
                 if record[key] is not None:
                     self._events.add_scalar(f"train/{key}", record[key], pending.step)
@@ -183,7 +189,7 @@ class Metrics:
         if self._events:
             with self._run.heldout.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, "loss": loss, "time": time.time()}) + "\n")
-            self._events.add_scalar("heldout/loss", loss, step)
+            self._events.add_scalar(HELDOUT_LOSS, loss, step)
 
     def close(self) -> None:
         self._status.close()

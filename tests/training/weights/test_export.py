@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml  # type: ignore[import-untyped]
 from safetensors.torch import load_file, save_file
 from transformers import BertForPreTraining
 
@@ -34,6 +36,7 @@ from training.export import ExportError, export_run, main
 from training.models import bert
 from training.run.directory import RunDir
 from training.weights import WeightsError, open_weights
+from training.weights.card import card
 
 SAVED = {**LORA, "modules_to_save": ["embed_tokens", "norm"]}
 
@@ -131,8 +134,31 @@ def test_an_exported_model_is_a_base_again(tmp_path: Path, run: RunDir, dataset:
     pretrained(RunDir(tmp_path / "runs" / "first"), dataset)
     written = export_run(tmp_path / "runs" / "first", tmp_path / "out", shard_bytes=60_000)
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 2
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()} == {0o644}
     assert open_weights(configuration(str(tmp_path / "out")), run).digest == written.digest
     assert open_weights(configuration("run:first"), run).digest == written.digest
+
+
+def test_a_card_tells_origin_recipe_losses_and_use(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "a|<b>`run")
+    run.path.mkdir()
+    run.metrics.write_text('{"step": 4, "loss": 3.25}\n{"step": 9, "loss": 2.0}\n{"st')
+    run.heldout.write_text('{"step": 0, "loss": 9.5}\n{"step": 4, "loss": "nan"}\n')
+    meta = {"commit": "c0ffee", "dataset": "d1gest", "config_digest": "f00", "versions": {"torch": "2.12"}}
+    text = card(run, 5, meta, configuration("org/base@rev"), "adapter", "float32")
+    front, _, body = text.removeprefix("---\n").partition("---\n")
+    assert yaml.safe_load(front) == {
+        "library_name": "peft", "pipeline_tag": "text-generation", "tags": ["trainyard", "llama"],
+        "base_model": "org/base",
+    }  # fmt: skip
+    for line in ("| training loss | `3.2500 nats a prediction after step 4` |", "| commit | `c0ffee` |",
+                 "| data | `d1gest` |", "| torch | `2.12` |", "# a/[b>'run"):  # fmt: skip
+        assert line in body.splitlines()
+    assert "held-out" not in body, "a loss that is not a number is not told"
+    assert "AutoPeftModelForCausalLM" in body
+    plain = card(run, 5, {}, configuration(str(tmp_path / "base")), "model", "bfloat16")
+    assert "base_model" not in plain
+    assert 'pipeline("text-generation", ".")' in plain
 
 
 def test_berts_export_has_both_heads_and_the_trainers_logits(tmp_path: Path, run: RunDir, dataset: Path) -> None:
