@@ -15,7 +15,7 @@ from tests.job.conftest import NewWorld, Yard
 from tests.job.corpus import STEP
 from tests.job.world import World
 from tools import cli
-from tools.core import repo
+from tools.core import State, repo
 from tools.job import logs, status, stop
 from tools.job.diagnosis import cause, exit_codes, log_causes, log_patterns, signs
 from tools.job.diagnosis.explain import explain
@@ -241,6 +241,7 @@ def test_the_probe_reads_a_run_directory_and_skips_incomplete_files(tmp_path: Pa
         "checkpoints/step-00000100.ab.tmp/MANIFEST.json": "{}",
         "run.json": '{"world_size": 2, "config": {"train": {"steps": 400}}}',
         "metrics.jsonl": '{"step": 1}\n{"step": 2}\n',
+        "skipped.jsonl": '{"action": "skip"}\n',
     }
     for name, text in whole.items():
         path = tmp_path / "run" / name
@@ -254,6 +255,22 @@ def test_the_probe_reads_a_run_directory_and_skips_incomplete_files(tmp_path: Pa
     assert found["failures"] == {"17-rank-00001.json": {"class": "nan"}}
     assert [(one["step"], one["bytes"]) for one in found["checkpoints"]] == [(50, 7)]
     assert (found["steps"], found["world_size"], len(found["metrics"])) == (400, 2, 2)
+    assert found["skipped"] == ['{"action": "skip"}']
+
+
+def test_why_tells_what_was_skipped_and_rolled_back(world: NewWorld) -> None:
+    made = world()
+    for index in range(len(made.pods)):
+        made.running(index)
+    made.training()
+    assert "rollback" not in str(explain(made.snapshot()).checked)
+    line = {"kind": "spike", "action": "rollback", "step": 70, "restored": 60, "first": 480, "end": 560, "reason": "x"}
+    assert made.run is not None
+    made.run["skipped"] = ["{half", "[]", json.dumps({"action": "skip"}), json.dumps(line)]
+    told = explain(made.snapshot())
+    assert told.state is State.PASS
+    wanted = "1 rollback and 1 skipped step by train.on_nan and on_spike; the last at step 70, back to step 60: x;"
+    assert any(text.startswith(wanted) and "samples 480 to 560" in text for text in told.checked)
 
 
 def test_every_command_that_a_remedy_names_exists() -> None:

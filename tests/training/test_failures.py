@@ -20,14 +20,14 @@ from training.distributed.process import Attempt
 from training.export import ExportError
 from training.run.directory import RunDir
 from training.run.exit_status import exit_in_words
-from training.run.failure import CODES, Drained, NanError, UploadError, classify, record
+from training.run.failure import CODES, Drained, LossError, UploadError, classify, record
 from training.trainer import state
 from training.weights import WeightsError
 
 
 def test_a_loss_that_is_not_finite_stops_before_it_is_saved(texts: Texts, data_root: Path, tmp_path: Path) -> None:
     wild = ("train.learning_rate=1.0e+30", "train.warmup_steps=0", "checkpoint.every=1")
-    with pytest.raises(NanError, match=r"not finite at step \d"):
+    with pytest.raises(LossError, match=r"not finite at step \d"):
         run(texts, wild, tmp_path, data_root)
     last = newest(tmp_path / "checkpoints")
     assert last is not None
@@ -39,7 +39,7 @@ def test_a_loss_that_is_not_finite_stops_before_it_is_saved(texts: Texts, data_r
     [
         (ConfigError("x"), "config"),
         (DataError("x"), "data"),
-        (NanError("x"), "nan"),
+        (LossError("nan", 1, "x"), "nan"),
         (Drained("x"), "drained"),
         (CheckpointError("x"), "storage"),
         (UploadError("connection reset by peer"), "upload"),
@@ -77,8 +77,8 @@ def test_exit_codes_in_words(code: int, words: str) -> None:
 
 def test_a_failure_record_names_rank_step_and_cause(tmp_path: Path) -> None:
     try:
-        raise NanError("the loss of rank 1 is not finite at step 5")
-    except NanError as error:
+        raise LossError("nan", 5, "the loss of rank 1 is not finite at step 5")
+    except LossError as error:
         path = record(error, 1, 5, RunDir(tmp_path))
     saved = json.loads(path.read_text())
     assert path.name.endswith("-rank-00001.json")

@@ -65,13 +65,16 @@ class Store:
         run_state: Mapping[str, Any],
         meta: Mapping[str, Any],
         files: Callable[[Path], None] | None = None,
+        *,
+        finite: bool = False,
     ) -> Path:
         """Commit one step and prune older ones; return its directory. A committed step is not written again.
 
         `rank_state` is this rank's own JSON; `run_state` (JSON) must be the same on all ranks; `meta` (JSON)
         is taken from rank 0. `files` writes files of its own into the directory that it gets, the same one on
-        every rank. On failure every rank gets the same CheckpointError with rank, file and reason; earlier
-        checkpoints are unchanged, and nothing of this one is left.
+        every rank. With `finite` a tensor with a value that is not finite is a failure. On failure every rank
+        gets the same CheckpointError with rank, file and reason; earlier checkpoints are unchanged, and nothing
+        of this one is left.
         """
         attempt = Save(
             self.directory,
@@ -85,6 +88,7 @@ class Store:
             files=files,
             log=self._log,
             room=self._make_room,
+            finite=finite,
         )
         written = attempt.run(lambda: self._is_committed(step))
         if written and self._peers.rank == 0:

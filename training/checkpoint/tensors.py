@@ -7,6 +7,7 @@ these files with the library. `training.checkpoint.header` describes the format.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
@@ -40,6 +41,15 @@ def write_tensors(file: HashedFile, tensors: Mapping[str, torch.Tensor]) -> None
     file.write(head)
     for name in places:
         file.write(byte_view(tensors[name].detach().cpu().contiguous()))
+
+
+def check_finite(tensors: Mapping[str, torch.Tensor]) -> None:
+    """CheckpointError with the first tensor that holds a value that is not finite; needs no memory for a copy."""
+    for name, tensor in tensors.items():
+        if not (tensor.is_floating_point() and tensor.numel()):
+            continue
+        if not torch.isfinite(torch.linalg.vector_norm(tensor.detach(), math.inf)):
+            raise CheckpointError(f"tensor {name!r} holds a value that is not finite")
 
 
 def byte_view(tensor: torch.Tensor) -> memoryview:

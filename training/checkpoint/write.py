@@ -27,7 +27,7 @@ from training.checkpoint.layout import (
 from training.checkpoint.peers import Peers
 from training.checkpoint.plan import Holding, assign, describe
 from training.checkpoint.shards import Shard
-from training.checkpoint.tensors import write_tensors
+from training.checkpoint.tensors import check_finite, write_tensors
 from training.run import signing
 
 
@@ -51,12 +51,13 @@ class Save:
         files: Callable[[Path], None] | None,
         log: Log,
         room: Callable[[int], None],
+        finite: bool,
     ) -> None:
         self._root, self._run = root, run
         self._peers, self._step, self._tensors = peers, step, tensors
         self._rank_state, self._run_state, self._meta = rank_state, run_state, meta
         self._files = files
-        self._log, self._room = log, room
+        self._log, self._room, self._finite = log, room, finite
         self._attempt: Attempt | None = None
         self._table: dict[str, Tensor] = {}
 
@@ -88,6 +89,8 @@ class Save:
     def _describe(self) -> dict[str, Any]:
         """This rank's step, digest of the run's state, and tensors; refuses what cannot be stored."""
         json_bytes(self._rank_state, "rank_state")
+        if self._finite:
+            check_finite({name: shard.tensor for name, shard in self._tensors.items()})
         run_state = hashlib.sha256(json_bytes(self._run_state, "run_state")).hexdigest()
         return {"step": self._step, "run_state": run_state, "tensors": describe(self._tensors)}
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+import re
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import AfterValidator, model_validator
 
 from training.config.base import (
     Count,
@@ -19,6 +20,14 @@ from training.config.base import (
 )
 
 MOST_BETA2_IN_BF16 = 0.99  # a change of 1/100 of the difference is above bf16's rounding of 1/512
+
+
+def _reaction(value: str) -> str:
+    kind, _, most = value.partition(":")
+    if value in ("stop", "skip", "ignore") or (kind == "rollback" and re.fullmatch("[1-9][0-9]{0,2}", most)):
+        return value
+    near = "rollback:1" if kind.startswith("roll") else "stop"
+    raise ValueError(f"{value!r} is not stop, skip or rollback:N with N from 1 to 999; nearest value: {near}")
 
 
 class Train(Section):
@@ -71,11 +80,26 @@ class Train(Section):
     gradient_clip: Positive = 1.0
     """Upper limit of the gradients' global norm; larger gradients are scaled down to it."""
 
+    on_nan: Annotated[str, AfterValidator(_reaction)] = "stop"
+    """What follows a step whose loss or gradient norm is not finite. `stop` ends the run; `skip` leaves the step's
+    update out, at most 10 times in a row, and makes each step wait for its loss; `rollback:N` loads the newest good
+    checkpoint and continues behind the data of the steps since then, at most N times in a run."""
+
+    on_spike: Annotated[str, AfterValidator(_reaction)] = "ignore"
+    """What follows a loss or gradient norm more than 6 standard deviations above its mean over the last 128 steps:
+    as `on_nan`, or `ignore`. Nothing is judged before 64 steps."""
+
     eval_every: Count
     """Number of steps between two evaluations on held-out data; one more follows the last step."""
 
     eval_sequences: Count
     """Number of held-out samples that an evaluation reads."""
+
+    @model_validator(mode="after")
+    def _nan_matters(self) -> Self:
+        if self.on_nan == "ignore":
+            raise wrong("train.on_nan", "train.on_nan ignore would train on broken weights; nearest value: skip")
+        return self
 
     @model_validator(mode="after")
     def _power(self) -> Self:

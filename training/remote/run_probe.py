@@ -99,6 +99,7 @@ def look(run: Path) -> dict[str, Any]:
         "checkpoints": checkpoints(run / "checkpoints"),
         "quarantined": sorted(path.name for path in (run / "checkpoints").glob("*.bad*")),
         "metrics": metrics,
+        "skipped": tail(run / "skipped.jsonl", TAIL)[-RECORDS:],
         "memory": memory(),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ class RunDir:
         self.logs = self.path / "logs"
         self.failures = self.path / "failures"
         self.heartbeat = self.path / "heartbeat"
+        self.skipped = (
+            self.path / "skipped.jsonl"
+        )  # ledger of data that nothing was learned of, by train.on_nan and on_spike
         self.end = self.path / "end.json"
         self.report = self.path / "report.json"
         self.data = self.path / "data"  # datasets that were not prepared for all runs
@@ -66,9 +70,14 @@ def last_records(path: Path, most: int = _TAIL, lines: int = 0) -> list[dict[str
             found = (file.read(most) or b"").splitlines()[-lines:]
     except OSError:
         return []
+    return objects(found)
+
+
+def objects(lines: Iterable[str | bytes]) -> list[dict[str, Any]]:
+    """Return the JSON objects among lines; a killed process leaves half of one."""
     records = []
-    for line in found:
-        with contextlib.suppress(ValueError, RecursionError):  # a killed process leaves half a line
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(line)
             if isinstance(record, dict):
                 records.append(record)

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from training.run import heartbeat
 from training.run.directory import RunDir, read_json, write_json
@@ -54,10 +55,17 @@ _COMMUNICATION = (
 )  # fmt: skip
 
 
-class NanError(Exception):
-    """The loss or the gradient norm is not finite."""
+class LossError(Exception):
+    """The loss or the gradient norm of a step is not finite (`nan`), or jumped (`spike`).
+
+    After a `final` one nothing is tried any more.
+    """
 
     failure_class = "nan"
+
+    def __init__(self, kind: Literal["nan", "spike"], step: int, message: str, *, final: bool = False) -> None:
+        super().__init__(message)
+        self.kind, self.step, self.final = kind, step, final
 
 
 class UploadError(Exception):

@@ -12,6 +12,7 @@ import platform
 import secrets
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from training.run.directory import RunDir, read_json, write_json
 from training.task import Feed, Task
 from training.trainer import state
 from training.trainer.compile_cache import CompileCache, leave_headers, quote_paths
+from training.trainer.guard import Guard
 from training.trainer.metrics import Metrics, Pending, first_heldout, summary
 from training.trainer.optimizer import build_optimizer, build_schedule, clip_gradients
 from training.trainer.parallelize import Parallel, parallelise
@@ -62,6 +64,16 @@ class Run:
     ranks: Ranks
     feed: Feed
     meta: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What a rollback needs beside the state."""
+
+    guard: Guard
+    store: Store
+    saver: Saver
+    metrics: Metrics
 
 
 def train(task: Task, config: Config, directory: RunDir, data_root: Path, attempt: Attempt) -> None:
@@ -102,6 +114,8 @@ def _train(run: Run, attempt: Attempt) -> None:
         _check_continues(run, checkpoint)
         state.restore(now, checkpoint, ranks.rank)
         log.info("continuing from step %d (%s)", now.step, checkpoint.directory)
+    guard = Guard(config.train, directory, ranks, now.history)
+    _pass_over(run, now, guard.position(now.step, now.position))
     if now.step >= config.train.steps and directory.report.exists():
         log.info("already at step %d of %d; raise train.steps to train further", now.step, config.train.steps)
         _upload(run, now.step)
@@ -112,11 +126,11 @@ def _train(run: Run, attempt: Attempt) -> None:
     metrics = Metrics(
         directory, ranks, device, task.losses,
         flops_per_token(config.model, config.sequence_length, config.lora), peak, source,
-        config.train.steps, now.step, log.info,
+        config.train.steps, now.step, log.info, guard.see,
     )  # fmt: skip
     _introduce(run, now)
     if device.extracts_graphs:
-        _show_graphs(run, now, metrics, attempt)
+        _show_graphs(run, now, metrics, attempt, guard)
         return
     cache = CompileCache(directory, device.name())
     if device.compile:
@@ -126,7 +140,7 @@ def _train(run: Run, attempt: Attempt) -> None:
     if now.step == 0 and config.model.weights is not None:
         _evaluate(run, now, metrics)  # the base's loss, before training
     try:
-        _loop(run, now, Saver(store, run.meta, beside=beside), metrics, attempt, cache)
+        _loop(run, now, Watched(guard, store, Saver(store, run.meta, beside=beside), metrics), attempt, cache)
     finally:
         gc.enable()
     heldout_loss = _evaluate(run, now, metrics)
@@ -146,50 +160,94 @@ def _cache_claimed(run: Run) -> Iterator[None]:
         yield
 
 
-def _show_graphs(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> None:
+def _show_graphs(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt, guard: Guard) -> None:
     """Show a compiler every graph of a run: two steps, because the first has other graphs, and held-out data.
 
     Nothing is computed, so nothing is logged, saved or reported.
     """
     for _ in range(2):
-        _step(run, now, metrics, attempt)
+        _step(run, now, metrics, attempt, guard)
     evaluate(now.parallel, run.device, run.feed, run.config.train.eval_sequences, run.task.losses)
     metrics.close()
     run.feed.close()
     log.info("the compiler has seen the graphs of 2 steps and of held-out data")
 
 
-def _loop(run: Run, now: TrainState, saver: Saver, metrics: Metrics, attempt: Attempt, cache: CompileCache) -> None:
+def _loop(run: Run, now: TrainState, watched: Watched, attempt: Attempt, cache: CompileCache) -> None:
     """Train up to the last step, and save it. Python's garbage is collected only where a step ends anyway."""
-    recipe = run.config.train
     gc.collect()
     gc.disable()
     profile = Profile(run.directory.path / "profile", run.ranks.rank)
     attempt.listen()
     heartbeat.enter("compiling" if run.device.compile else "training", now.step)
-    while now.step < recipe.steps:
+    while now.step < run.config.train.steps:
         attempt.step = now.step
         profile.before(now.step + 1)
-        if _step(run, now, metrics, attempt) == "stop":
-            metrics.flush()
-            saver.save(now, must=True)
-            raise failure.Drained(f"stopped on request at step {now.step}, which is saved")
-        heartbeat.enter("training", now.step)
+        try:
+            _advance(run, now, watched, attempt)
+        except failure.LossError as error:
+            _roll_back(run, now, watched, error)
+            continue
         if cache.done() and run.ranks.first:
             _keep(cache)
         if said := profile.after(now.step):
             log.info(said)
-        last = now.step == recipe.steps
-        evaluates = now.step % recipe.eval_every == 0 and not last
-        saves = now.step % run.config.checkpoint.every == 0 or last
-        if evaluates or saves or now.step % run.config.device.log_every == 0:
-            metrics.flush()
-        if evaluates or saves or now.step % COLLECT_EVERY == 0:
-            gc.collect(1)
-        if saves:
-            saver.save(now, must=last)
-        if evaluates:
-            _evaluate(run, now, metrics)
+
+
+def _advance(run: Run, now: TrainState, watched: Watched, attempt: Attempt) -> None:
+    """Do one step, and what is due after it: metrics, garbage, a checkpoint, held-out data.
+
+    Raises:
+        LossError: on every rank, for a step that train.on_nan or train.on_spike does not let pass.
+        Drained: on every rank, after a request to stop.
+    """
+    recipe, metrics = run.config.train, watched.metrics
+    if _step(run, now, metrics, attempt, watched.guard) == "stop":
+        metrics.flush()
+        watched.saver.save(now, must=True)
+        raise failure.Drained(f"stopped on request at step {now.step}, which is saved")
+    heartbeat.enter("training", now.step)
+    last = now.step == recipe.steps
+    evaluates = now.step % recipe.eval_every == 0 and not last
+    saves = now.step % run.config.checkpoint.every == 0 or last
+    if evaluates or saves or now.step % run.config.device.log_every == 0:
+        metrics.flush()
+    if evaluates or saves or now.step % COLLECT_EVERY == 0:
+        gc.collect(1)
+    if saves:
+        watched.saver.save(now, must=last)
+    if evaluates:
+        _evaluate(run, now, metrics)
+
+
+def _roll_back(run: Run, now: TrainState, watched: Watched, error: failure.LossError) -> None:
+    """Continue from the newest good checkpoint, behind the data of all steps since then.
+
+    Raises:
+        LossError: train.on_nan or train.on_spike says that the run ends here.
+    """
+    watched.guard.check_may_roll_back(error)
+    with heartbeat.during("loading"):
+        watched.saver.finish()
+        checkpoint = watched.store.latest(partial(state.check, rank=run.ranks.rank))
+        if checkpoint is None:
+            raise failure.LossError(error.kind, error.step, f"{error}; there is no checkpoint to roll back to")
+        before_update = error.step > now.step  # the bad step's samples are still to be counted
+        end = now.position + before_update * run.config.train.global_batch_size
+        now.optimizer.zero_grad(set_to_none=True)
+        state.restore(now, checkpoint, run.ranks.rank)
+        watched.guard.record(error, "rollback", now.position, end, now.step)
+        log.warning("%s; back to step %d, behind sample %d", error, now.step, end)
+        _pass_over(run, now, end)
+        watched.metrics.rewind(now.step)
+
+
+def _pass_over(run: Run, now: TrainState, end: int) -> None:
+    """Move the data position to `end`, as if the samples before it had been learned."""
+    while now.position < end:
+        run.feed.batches(now.position)
+        now.position += run.config.train.global_batch_size
+        heartbeat.beat()
 
 
 def _evaluate(run: Run, now: TrainState, metrics: Metrics) -> float:
@@ -256,8 +314,11 @@ def _compile_once(run: Run, now: TrainState) -> None:
         while_others_wait(run.ranks, compile_all if leader else None)
 
 
-def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> str:
-    """Do one optimizer step over the global batch; return "stop" instead if any rank was asked to stop."""
+def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt, guard: Guard) -> str:
+    """Do one optimizer step over the global batch; return "stop" instead if any rank was asked to stop.
+
+    If train.on_nan or train.on_spike leaves the update out, return "skip".
+    """
     device, ranks, recipe = run.device, run.ranks, run.config.train
     start, graphs = device.mark(), device.graphs_compiled()
     began = time.perf_counter()
@@ -286,13 +347,21 @@ def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> str:
     now.parallel.exchange_rest(device)
     grad_norm = clip_gradients(now.parallel.model, recipe.gradient_clip)
     learning_rate = float(now.schedule.get_last_lr()[0])
-    now.optimizer.step()
+    skipped = guard.skipped(now.step + 1, totals, counts, grad_norm)
+    if skipped is None:
+        now.optimizer.step()
+    else:
+        guard.record(skipped, "skip", now.position, now.position + recipe.global_batch_size)
+        log.warning("%s; its update is left out", skipped)
     now.optimizer.zero_grad(set_to_none=True)
     device.step_done()
-    now.schedule.step()
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        now.schedule.step()  # a skipped first step makes torch warn that the optimizer has not stepped
     now.step += 1
     now.position += recipe.global_batch_size
     now.tokens += int(tokens)
+    if skipped is not None:
+        return "skip"
     metrics.add(
         Pending(
             now.step,

@@ -46,7 +46,7 @@ def main(task: Task, about: str | None) -> None:
 def _fail(error: Exception, rank: int, attempt: Attempt, directory: RunDir) -> int:
     """Log and record why this rank stops; return its exit code."""
     kind = failure.classify(error)
-    known = isinstance(error, (ConfigError, DataError, CheckpointError, failure.NanError, failure.Drained))
+    known = isinstance(error, (ConfigError, DataError, CheckpointError, failure.LossError, failure.Drained))
     text = f"rank {rank}: {kind}: {failure.message(error)}"
     log.error(text)
     if not known:

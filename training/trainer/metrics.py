@@ -14,17 +14,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TextIO, TypeGuard
 
 import torch
 
 from training.device import Device
 from training.distributed.ranks import Ranks
 from training.run.directory import LONGEST_JSON, RunDir
-from training.run.failure import NanError
+from training.run.failure import LossError
 from training.run.files import read_bounded
 from training.run.progress import line_seconds
 from training.run.trainer_status import TrainerStatus
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 TRAIN_LOSS, HELDOUT_LOSS = "loss/train", "loss/heldout"  # TensorBoard shows them on one chart: "custom scalars"
 _LARGEST_LOG = 1 << 30  # bytes of metrics.jsonl: a million steps have a third of it
@@ -57,41 +60,56 @@ class Metrics:
     def __init__(
         self, run: RunDir, ranks: Ranks, device: Device, losses: tuple[str, ...], flops_per_token: int,
         peak: float | None, peak_source: str, steps: int, resumed_at: int, say: Callable[[str], None],
+        watch: Callable[[int, float, float], None],
     ) -> None:  # fmt: skip
-        self._ranks, self._device, self._say = ranks, device, say
+        self._ranks, self._device, self._say, self._watch = ranks, device, say, watch
         self._losses = losses
         self._flops_per_token, self._peak, self._peak_source = flops_per_token, peak, peak_source
         self._steps = steps
         self._pending: list[Pending] = []
         self._recent: list[dict[str, Any]] = []
         self._said_at, self._line_seconds = 0.0, line_seconds()
-        self._run, self._file, self._events = run, None, None
-        self._status = TrainerStatus(say)
+        self._run, self._status = run, TrainerStatus(say)
+        self._file: TextIO | None = None
+        self._events: SummaryWriter | None = None
         if ranks.first:
-            from torch.utils.tensorboard import SummaryWriter  # takes 0.3 s, which the other ranks save
+            self._open(resumed_at)
 
-            _drop_after(run.metrics, resumed_at)
-            _drop_after(run.heldout, resumed_at)
-            self._file = run.metrics.open("a", encoding="utf-8")
-            self._events = SummaryWriter(str(run.tensorboard), purge_step=resumed_at + 1 if resumed_at else None)
-            self._events.add_custom_scalars({"loss": {"loss": ["Multiline", [TRAIN_LOSS, HELDOUT_LOSS]]}})
-            if resumed_at == 0 and run.run.exists():
-                text = read_bounded(run.run, LONGEST_JSON).decode("utf-8", "replace")
-                self._events.add_text("run", f"~~~json\n{text}\n~~~", 0)
+    def _open(self, resumed_at: int) -> None:
+        """Open the files, without the steps after `resumed_at`, which will be done again."""
+        from torch.utils.tensorboard import SummaryWriter  # takes 0.3 s, which the other ranks save
+
+        run = self._run
+        _drop_after(run.metrics, resumed_at)
+        _drop_after(run.heldout, resumed_at)
+        self._file = run.metrics.open("a", encoding="utf-8")
+        self._events = SummaryWriter(str(run.tensorboard), purge_step=resumed_at + 1 if resumed_at else None)
+        self._events.add_custom_scalars({"loss": {"loss": ["Multiline", [TRAIN_LOSS, HELDOUT_LOSS]]}})
+        if resumed_at == 0 and run.run.exists():
+            text = read_bounded(run.run, LONGEST_JSON).decode("utf-8", "replace")
+            self._events.add_text("run", f"~~~json\n{text}\n~~~", 0)
+
+    def rewind(self, step: int) -> None:
+        """Forget all steps after `step`, those that were not written yet among them."""
+        self._pending = []
+        if self._file and self._events:
+            self._file.close()
+            self._events.close()
+            self._open(step)
 
     def add(self, pending: Pending) -> None:
         self._pending.append(pending)
 
     def flush(self) -> None:
-        """Wait for the pending steps, reduce them over ranks and write them.
+        """Wait for the pending steps, reduce them over ranks, write them and show them to `watch`.
 
         Raises:
-            NanError: on every rank, if a loss or gradient norm is not finite.
+            LossError: on every rank, if a loss or gradient norm is not finite, or by `watch`.
         """
         if not self._pending:
             return
         rows = [self._row(p) for p in self._pending]
-        width = len(self._losses) + 2 * self._ranks.world_size
+        width = len(self._losses) + 3 * self._ranks.world_size
         flat = self._ranks.sum([value for row in rows for value in row])
         for index, pending in enumerate(self._pending):
             self._write(pending, flat[index * width : (index + 1) * width])
@@ -100,26 +118,30 @@ class Metrics:
             self._file.flush()
 
     def _row(self, pending: Pending) -> list[float]:
-        """[loss sums, ranks' seconds before the exchange, whether a rank's losses were not finite]."""
-        losses = pending.losses.tolist()
-        finite = all(map(math.isfinite, losses))
-        world, rank = self._ranks.world_size, self._ranks.rank
-        seconds, broken = [0.0] * world, [0.0] * world
+        """[loss sums, ranks' seconds before the exchange, their gradient norms, whether values were not finite]."""
+        losses, norm = pending.losses.tolist(), pending.grad_norm.item()
+        finite = all(map(math.isfinite, (*losses, norm)))
+        seconds, norms, broken = ([0.0] * self._ranks.world_size for _ in range(3))
+        rank = self._ranks.rank
         seconds[rank] = self._device.seconds(pending.start, pending.before_exchange)
-        broken[rank] = float(not finite)
-        return [*(losses if finite and self._ranks.counts else [0.0] * len(losses)), *seconds, *broken]
+        norms[rank] = norm if finite else 0.0
+        broken[rank] = 0.0 if finite else 1.0 if math.isfinite(norm) else 2.0
+        return [*(losses if finite and self._ranks.counts else [0.0] * len(losses)), *seconds, *norms, *broken]
 
     def _write(self, pending: Pending, row: list[float]) -> None:
         world, kinds = self._ranks.world_size, len(self._losses)
-        sums, rank_seconds, flags = row[:kinds], row[kinds : kinds + world], row[kinds + world :]
-        grad_norm = pending.grad_norm.item()
-        broken = [rank for rank in range(world) if flags[rank]]
-        if broken or not math.isfinite(grad_norm):
-            what = f"the loss of rank {broken[0]}" if broken else f"the gradient norm ({grad_norm})"
-            raise NanError(
+        sums = row[:kinds]
+        rank_seconds, norms, flags = (row[kinds + part * world : kinds + (part + 1) * world] for part in range(3))
+        if any(flags):
+            rank = next(rank for rank in range(world) if flags[rank])
+            what = f"the {'gradient norm' if flags[rank] == 2 else 'loss'} of rank {rank}"
+            raise LossError(
+                "nan",
+                pending.step,
                 f"{what} is not finite at step {pending.step}; nothing of this step was saved. "
-                "Lower train.learning_rate or train.gradient_clip, or check the data of that step"
+                "Lower train.learning_rate or train.gradient_clip, or check the data of that step",
             )
+        grad_norm = max(norms)  # equal on all ranks, unless one of them computes wrongly
         means = [total / count for total, count in zip(sums, pending.counts, strict=True)]
         step_s = self._device.seconds(pending.start, pending.end)
         rate = pending.tokens / step_s
@@ -148,6 +170,7 @@ class Metrics:
             for key in (*shown, *self._parts(means)):
                 if record[key] is not None:
                     self._events.add_scalar(f"train/{key}", record[key], pending.step)
+        self._watch(pending.step, sum(means), grad_norm)
         last = pending.step == self._steps
         if last or time.monotonic() - self._said_at >= self._line_seconds:
             self._said_at = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from training.config import Config, ConfigError
 from training.device import Device
 from training.models.causal import trained_parameters
 from training.task import Feed
+from training.trainer.guard import History
 from training.trainer.half_adamw import HalfAdamW, empty_moments
 from training.trainer.parallelize import Parallel
 
@@ -36,6 +37,7 @@ class TrainState:
     step: int = 0
     position: int = 0
     tokens: int = 0
+    history: History = field(default_factory=History)
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,9 @@ PARTS: dict[str, Part] = {
     "data": Part(save=_save_data, restore=_restore_data),
     "feed": Part(save=lambda state: state.feed.state(), per_rank=True),
     "counters": Part(save=_save_counters, restore=_restore_counters),
+    "history": Part(
+        save=lambda state: state.history.saved(), restore=lambda state, saved: state.history.restore(saved)
+    ),
 }
 
 
@@ -138,7 +143,9 @@ class Collected:
         Raises:
             CheckpointError: on every rank, if any rank cannot write; earlier checkpoints are unchanged.
         """
-        store.save(self.step, self.tensors, rank_state=self.rank_state, run_state=self.run_state, meta=meta)
+        store.save(
+            self.step, self.tensors, rank_state=self.rank_state, run_state=self.run_state, meta=meta, finite=True
+        )
 
 
 def collect(state: TrainState) -> Collected:
@@ -189,7 +196,7 @@ def _restore_values(state: TrainState, checkpoint: Checkpoint, rank: int) -> Non
         if part.per_rank and own is not None:
             part.restore(state, own[name])
         elif not part.per_rank:
-            part.restore(state, checkpoint.run_state[name])
+            part.restore(state, checkpoint.run_state.get(name, {}))
 
     def of_rank(writer: int) -> dict[str, Any]:
         saved = checkpoint.rank_state(writer)
@@ -209,6 +216,7 @@ def rank_seed(seed: int, rank: int, step: int = 0) -> int:
 MAY_CHANGE = ("train.steps", "train.learning_rate", "train.min_learning_rate_ratio", "train.warmup_steps",
               "train.schedule", "train.schedule_power",
               "train.weight_decay", "train.gradient_clip", "train.eval_every", "train.eval_sequences",
+              "train.on_nan", "train.on_spike",
               "sample", "device", "parallel", "checkpoint", "upload", "data.source")  # fmt: skip
 
 

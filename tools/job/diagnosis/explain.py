@@ -1,12 +1,12 @@
 """Why a job is in its state: the first cause, healthy, or cannot tell, with what was checked."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from tools.core import State, Verdict, duration, moment
-from tools.core.output import count
+from tools.core.output import count, short
 from tools.job.diagnosis import (
     admission,
     autoscaling,
@@ -22,6 +22,7 @@ from tools.job.diagnosis.cause import Cause, Rule
 from tools.job.metrics import progress
 from tools.job.snapshot.pod import JobPod, claim_names
 from tools.job.snapshot.snapshot import Snapshot
+from training.run.directory import objects
 
 # Every rule looks on its own. The layers of the causes say which of them explains the others.
 RULES: tuple[Rule, ...] = (
@@ -208,4 +209,19 @@ def _checked(snapshot: Snapshot) -> list[str]:
         f"{count(len(snapshot.of('Node')), 'node')}, {count(len(snapshot.of('Event')), 'event')},"
         f" {count(len(snapshot.logs), 'log')}, progress from {progress.of(snapshot).source}",
     ]
-    return [*found, *(f"not seen: {what}: {reason}" for what, reason in snapshot.unseen.items())]
+    return [*found, *_skipped(snapshot), *(f"not seen: {what}: {reason}" for what, reason in snapshot.unseen.items())]
+
+
+def _skipped(snapshot: Snapshot) -> Iterator[str]:
+    """Yield what train.on_nan and train.on_spike did last, and how often, by the run's ledger."""
+    lines = objects((snapshot.run or {}).get("skipped") or [])
+    if not lines:
+        return
+    last = lines[-1]
+    rolled = sum(line.get("action") == "rollback" for line in lines)
+    back = f", back to step {short(last.get('restored'))}" if last.get("action") == "rollback" else ""
+    yield (
+        f"{count(rolled, 'rollback')} and {count(len(lines) - rolled, 'skipped step')} by train.on_nan and on_spike;"
+        f" the last at step {short(last.get('step'))}{back}: {short(last.get('reason'))}; nothing was learned of"
+        f" samples {short(last.get('first'))} to {short(last.get('end'))} (skipped.jsonl)"
+    )
