@@ -74,6 +74,9 @@ def _of_job(kubectl: Kubectl, name: str, target: Path) -> Run:
         near = nearest(name, runs)
         hint = f"did you mean {near}?" if near else f"runs here: {', '.join(runs) or 'none'}"
         raise UserError(f"{name}: no run of that name here; {problem.message}", hint, problem.code) from None
+    names = sorted({pod.node for pod in seen.pods if pod.node})
+    with contextlib.suppress(UserError):  # a team may not read nodes: then prices are unknown
+        seen.objects["Node"] = here.items("nodes", "--ignore-not-found", names=names) if names else []
     with volume_reader.reading(here, seen, output.note) as pod:
         for part in _BROUGHT:
             try:

@@ -1,0 +1,83 @@
+"""All jobs of a namespace on one screen: phase, step, loss, speed, time left, price, and why one does not train."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass, fields
+
+from tools.cells import knobs
+from tools.core import UserError, duration, output
+from tools.job.diagnosis.explain import explain
+from tools.job.snapshot import LiveJob, collect, lookup
+from tools.job.status import Status
+from tools.kube import Kubectl, name_of
+
+MOST = 100  # jobs that are read: each takes some requests
+AT_ONCE = 4
+TRAINS = ("training", "evaluating", "saving", "sampling", "uploading")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One job. Every value is a text; `-` stands for what is unknown or does not apply."""
+
+    job: str
+    state: str
+    step: str = "-"
+    loss: str = "-"
+    speed: str = "-"
+    mfu: str = "-"
+    left: str = "-"
+    usd_per_hour: str = "-"
+    cause: str = ""
+
+    def cells(self) -> Iterator[str]:
+        """Return the values as a terminal may show them."""
+        return (output.short(output.visible(value), 60) for value in astuple(self))
+
+
+HEAD = tuple(one.name.replace("usd_per_hour", "$/h") for one in fields(Row))
+
+
+def rows(kubectl: Kubectl, everywhere: bool) -> tuple[list[Row], dict[str, str]]:
+    """Return the jobs by name, and what could not be seen. Raises UserError if no kind can be listed."""
+    seen = lookup.jobs(kubectl, everywhere)
+    wanted, unseen = seen.topmost[:MOST], dict(seen.unseen)
+    if len(seen.topmost) > MOST:
+        unseen["jobs"] = f"{len(seen.topmost)} jobs, of which {MOST} are shown: name a namespace"
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        return sorted(threads.map(lambda job: _row(kubectl, job), wanted), key=lambda row: row.job), unseen
+
+
+def _row(kubectl: Kubectl, job: LiveJob) -> Row:
+    name = f"{job.namespace}/{name_of(job.top)}"
+    try:
+        status = Status(collect.collect(kubectl, job))
+        now = status.training()
+        trains = status.state == "Running" and now["phase"] in (None, *TRAINS) and now["step"] is not None
+        over = status.state in ("Succeeded", "Suspended")
+        found = None if trains or over else explain(collect.collect(kubectl, job, around=True))
+    except UserError as problem:  # gone, or not readable: the others are still shown
+        return Row(name, "CANNOT TELL", cause=problem.message)
+    cause = "" if found is None else f"{found.causes[0].kind}: {found.summary}" if found.causes else found.summary
+    steps = "" if now["steps"] is None else f"/{now['steps']}"
+    speed = now["tokens_per_s"] or now["samples_per_s"]
+    unit = "tok/s" if now["tokens_per_s"] else "samples/s"
+    return Row(
+        name,
+        f"{status.state}, {now['phase']}" if now["phase"] and status.state == "Running" else status.state,
+        "-" if now["step"] is None else f"{now['step']}{steps}",
+        "-" if now["loss"] is None else f"{float(now['loss']):.3f}",
+        f"{float(speed):,.0f} {unit}" if speed else "-",
+        f"{float(now['mfu']):.1%}" if now["mfu"] else "-",
+        " to ".join(dict.fromkeys(map(duration, now["seconds_left"]))) if now["seconds_left"] else "-",
+        _price(job) if status.state == "Running" else "-",
+        cause,
+    )
+
+
+def _price(job: LiveJob) -> str:
+    """Return the price on demand of the machines that the job's pods ask for."""
+    machine = knobs.machine(job.workload)
+    if machine is None or machine.price_usd_per_hour is None:
+        return "-"
+    return f"{machine.price_usd_per_hour * job.workload.nodes:,.2f}"
