@@ -60,7 +60,7 @@ def pods(kube: Kube, namespace: str) -> list[dict[str, Any]]:
 def test_nothing_is_applied_that_lacks_something(kube: Kube, team: str, capsys: pytest.CaptureFixture[str]) -> None:
     kube.run("delete", "pvc", "trainyard", f"--namespace={team}")
     assert invoke(["job", "submit", CELL, "-n", team]) == 1
-    assert f"namespace {team} lacks persistentvolumeclaim trainyard" in capsys.readouterr().err
+    assert f"PersistentVolumeClaim trainyard is not in namespace {team}" in capsys.readouterr().err
     assert uid(kube, team) is None
     assert kube.get("serviceaccount", JOB, team) is None, "not even the first object"
     assert invoke(["job", "submit", CELL, "-n", "no-such-team"]) == 2

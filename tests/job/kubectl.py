@@ -75,7 +75,10 @@ def get(words: "list[str]") -> int:
             return 1
         found += objects.get(kind, objects.get(f"{kind}s"))
     chosen = [one for one in found if not names or one["metadata"]["name"] in names]
-    if "--output=name" in words:
+    if any(word.startswith("--output=go-template") for word in words):
+        for one in chosen:
+            print("\n".join([one["metadata"]["name"], *one.get("data", {}), *one.get("binaryData", {})]))
+    elif "--output=name" in words:
         print("\n".join(one["metadata"]["name"] for one in chosen))
     elif len(names) == 1 and "--ignore-not-found" not in words:
         print(json.dumps(chosen[0]))

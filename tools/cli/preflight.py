@@ -12,8 +12,10 @@ from tools.cluster import spec as specs
 from tools.core import State, UserError, Verdict, output, repo, wait, worst
 from tools.core.rules import PRACTICE, TRAINS, Question
 from tools.image import start
-from tools.kube import Manifests
+from tools.job.snapshot import lookup
+from tools.kube import Kubectl, Manifests
 from tools.kube.manifests import parse, read
+from tools.preflight import live as preflight_live
 from tools.preflight.evaluate import Evaluation, evaluate
 from tools.preflight.rule import rule
 from tools.prove import proofs
@@ -30,6 +32,9 @@ def command(
     knobs: Knobs,
     base: str | None,
     cluster: str | None,
+    live: bool,
+    namespace: str | None,
+    context: str | None,
     proof: Path | None,
     fix: bool,
     words: str | None,
@@ -39,8 +44,8 @@ def command(
     as_json: bool,
 ) -> int:
     if fix:
-        if image_config or any(one is not None for one in (base, cluster, proof, words)):
-            raise UserError("--fix takes no --base, --cluster, --proof, --command and --image-config")
+        if image_config or live or any(one is not None for one in (base, cluster, proof, words)):
+            raise UserError("--fix takes no --base, --cluster, --live, --proof, --command and --image-config")
         if knobs:
             raise UserError(f"--fix repairs what is written: give no {knobs.arguments()[0]}")
         checked = _preflight_fix.run(
@@ -55,6 +60,10 @@ def command(
         if cluster is not None:
             known = specs.load(repo.project(), cluster)
             checked = [one.with_more(fit.check(known, its)) for one, its in zip(checked, made, strict=True)]
+        if live:
+            kubectl = lookup.in_namespace(Kubectl(context, namespace))
+            pairs = zip(checked, made, strict=True)
+            checked = [one.with_more(preflight_live.check(kubectl, its)) for one, its in pairs]
         if proof is not None:
             rows = zip(checked, made, given, strict=True)
             checked = [one.with_more(proofs.check(proof, its, how)) for one, its, how in rows]
@@ -117,7 +126,8 @@ def _show(one: Evaluation, verbose: bool) -> None:
 def _reason(verdict: Verdict) -> str:
     name = str(verdict.details["rule"])
     found = rule.all.get(name)
-    return found.why if found else proofs.REASON if name == proofs.RULE else fit.REASON
+    reasons = {proofs.RULE: proofs.REASON, preflight_live.RULE: preflight_live.REASON}
+    return found.why if found else reasons.get(name, fit.REASON)
 
 
 def _summary(one: Evaluation) -> str:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from tools.cells.knobs import Knobs
 from tools.core import Say, State, UserError, wait
-from tools.job.snapshot import JobPod, LiveJob, lookup
+from tools.job.snapshot import LiveJob, lookup
 from tools.job.snapshot.live_job import EVERY, kind_of
-from tools.job.snapshot.pod import claim_names, template_specs
-from tools.job.snapshot.references import needed
+from tools.job.snapshot.pod import template_specs
 from tools.kube import Kubectl, Manifests, Object, name_of, selectors
 from tools.kube.images import is_local, lists
 from tools.kube.kubectl import failure, foreign, is_named
+from tools.preflight import live
 from tools.preflight.evaluate import evaluate
 from tools.prove import proofs
 from tools.stage import look
@@ -65,10 +65,7 @@ def check(
     _check_namespace(kubectl, say)
     for warning in unpulled(kubectl, manifests):
         say(f"WARN {warning}")
-    lacking = list(_missing(kubectl, manifests))
-    if lacking:
-        message = f"namespace {kubectl.namespace} lacks {', '.join(lacking)}: nothing was applied"
-        raise UserError(message, "base/storage has the claims; create the secrets yourself", 1)
+    _check_references(kubectl, manifests, say)
     if volume:
         look.check(kubectl, manifests, say)
 
@@ -86,18 +83,16 @@ def _check_namespace(kubectl: Kubectl, say: Say) -> None:
         raise UserError(f"no such namespace: {kubectl.namespace}", hint)
 
 
-def _missing(kubectl: Kubectl, manifests: Manifests) -> Iterator[str]:
-    """Yield the objects that the job's pods need and that neither the cell nor the namespace has."""
-    wanted: set[tuple[str, str]] = set()
-    for spec in template_specs(kinds.job_of(manifests)):
-        wanted |= {(reference.kind.lower(), reference.name) for reference in needed(spec)}
-        wanted |= {("persistentvolumeclaim", name) for name in claim_names(JobPod({"spec": spec}))}
-        if spec.get("serviceAccountName"):
-            wanted.add(("serviceaccount", spec["serviceAccountName"]))
-    brought = {(str(item["kind"]).lower(), name_of(item)) for item in manifests.objects}
-    for kind, name in sorted(wanted - brought):
-        if lacks(kubectl, kind, name):
-            yield f"{kind} {name}"
+def _check_references(kubectl: Kubectl, manifests: Manifests, say: Say) -> None:
+    """Raise UserError if a Secret, ConfigMap, key, claim or account that a pod needs is missing in the cluster."""
+    found = live.check(kubectl, manifests)
+    for verdict in found:
+        if verdict.state in (State.WARN, State.CANNOT_TELL):
+            say(f"{verdict.state.value} {live.RULE}: {verdict.summary}")
+    lacking = [verdict for verdict in found if verdict.state is State.FAIL]
+    if lacking:
+        message = f"{'; '.join(verdict.summary for verdict in lacking)}: nothing was applied"
+        raise UserError(message, lacking[0].remedy, 1)
 
 
 def lacks(kubectl: Kubectl, kind: str, name: str) -> bool:

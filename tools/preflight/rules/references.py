@@ -63,7 +63,7 @@ def references(subject: Subject) -> Iterator[Verdict]:
     candidates = {kind: _Candidates(subject, kind) for kind in ("PersistentVolumeClaim", "ConfigMap", "Secret")}
     for template in subject.templates:
         known = {kind: subject.named(kind, template.namespace) for kind in candidates}
-        for kind, name, path, key, optional in _wanted(template):
+        for kind, name, path, key, optional in wanted(template):
             here = known[kind]
             place = Place(template.object, path, name)
             if "$" not in name and not is_subdomain(name):
@@ -86,7 +86,7 @@ MAPS = {"configMapRef": "ConfigMap", "secretRef": "Secret"}
 KEYS = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret"}
 
 
-def _wanted(template: Template) -> Iterator[Wanted]:
+def wanted(template: Template) -> Iterator[Wanted]:
     """Yield each object that a pod names."""
     for name, volume in template.volumes().items():
         path = f"{template.spec_path}.volumes[{name}]"
@@ -124,11 +124,11 @@ class _Candidates:
     def __init__(self, subject: Subject, kind: str) -> None:
         self._objects = {name_of(item): item for item in subject.manifests.of_kind(kind)}
         self._bases = {name: HASH.sub("", name) for name in itertools.islice(self._objects, COMPARED)}
-        used = {wanted[1] for one in subject.templates for wanted in _wanted(one) if wanted[0] == kind}
+        used = {name for one in subject.templates for its, name, *_ in wanted(one) if its == kind}
         self._unused = [name for name in self._objects if name not in used]
         self._roles: dict[tuple[int, str], set[str]] = {}
         for one in subject.templates:
-            for _, name, path, _, _ in (wanted for wanted in _wanted(one) if wanted[0] == kind):
+            for _, name, path, _, _ in (each for each in wanted(one) if each[0] == kind):
                 place = id(one.item), path.removeprefix(one.path)
                 self._roles.setdefault(place, set()).update({name} & set(self._objects))
 

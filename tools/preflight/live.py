@@ -1,0 +1,99 @@
+"""Whether a cluster has what a manifest's pods name: Secrets and ConfigMaps with their keys, claims, accounts.
+
+Only names and keys are asked for: kubectl prints no value.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+
+from tools.core.command_line import is_subdomain
+from tools.core.repo import nearest
+from tools.core.verdict import Verdict, bad, doubtful, good, unclear
+from tools.kube import Kubectl, Manifests, name_of
+from tools.kube.kubectl import failure
+from tools.preflight.rule import Place
+from tools.preflight.rules.references import Wanted, wanted
+from tools.preflight.subject import Template, subject
+
+RULE = "references-live"
+REASON = "a pod starts only when each object and key that it names exists"
+_PARTS = "".join(
+    f"{{{{range $key, $value := .{part}}}}}{{{{println $key}}}}{{{{end}}}}" for part in ("data", "binaryData")
+)
+_NAMES = "--output=go-template={{println .metadata.name}}" + _PARTS
+_PULL_KEYS = (".dockerconfigjson", ".dockercfg")
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """An object of the cluster: its keys, None if it is not there, or the right that is missing to tell."""
+
+    keys: list[str] | None = None
+    right: str = ""
+
+
+def check(kubectl: Kubectl, manifests: Manifests) -> list[Verdict]:
+    """Return a verdict for each object that a pod names and the manifest does not bring.
+
+    `kubectl` has the namespace of the objects without one. Raises UserError if the API server does not answer.
+    """
+    brought = {(str(item["kind"]), name_of(item)) for item in manifests.objects}
+    look = cache(_look)
+    found: dict[tuple[object, ...], Verdict] = {}
+    for template in subject(manifests).templates:
+        here = Kubectl(kubectl.context, template.namespace or kubectl.namespace)
+        for kind, name, path, key, optional in [*wanted(template), *_more(template)]:
+            if name and (kind, name) not in brought and is_subdomain(name):
+                place = Place(template.object, path, name)
+                verdict = _verdict(place, look(here, kind, name), f"{kind} {name}", here, key, optional)
+                found.setdefault((kind, name, key, here.namespace), verdict)
+    return [replace(one, details={**one.details, "rule": RULE}) for one in found.values()]
+
+
+def _more(template: Template) -> Iterator[Wanted]:
+    """Yield the account and the pull secrets of a pod. The kubelet goes without a pull secret that is missing."""
+    if account := template.spec.get("serviceAccountName"):
+        yield "ServiceAccount", str(account), f"{template.spec_path}.serviceAccountName", None, False
+    for one in template.spec.get("imagePullSecrets") or []:
+        yield "Secret", str(one.get("name") or ""), f"{template.spec_path}.imagePullSecrets", _PULL_KEYS[0], True
+
+
+def _look(kubectl: Kubectl, kind: str, name: str) -> _Seen:
+    done = kubectl.run("get", kind.lower(), "--ignore-not-found", _NAMES, names=[name])
+    if done.returncode == 0:
+        lines = done.stdout.split()
+        return _Seen(lines[1:] if lines else None)
+    if "orbidden" not in done.stderr:
+        raise failure("get", done.stderr)
+    return _Seen(right=f"get {kind.lower()}s in namespace {kubectl.namespace}")
+
+
+def _verdict(place: Place, seen: _Seen, title: str, kubectl: Kubectl, key: str | None, optional: bool) -> Verdict:
+    pull = place.path.endswith(".imagePullSecrets")
+    if seen.right:
+        summary = (
+            f"whether {title} exists{f' with the key {key}' if key else ''} is unknown: this user may not {seen.right}"
+        )
+        return unclear(place, summary, f"grant the right: {seen.right}, or ask who has it")
+    if seen.keys is None:
+        summary = f"{title} is not in namespace {kubectl.namespace}"
+        if pull:
+            return doubtful(place, f"{summary}: images are pulled without it", "create it, or remove the reference")
+        return good(place, f"{summary}, and it is optional") if optional else bad(place, summary, _remedy(title))
+    if key is None or key in seen.keys or (pull and set(_PULL_KEYS) & {*seen.keys}):
+        return good(place, f"{title} is there{f' and has the key {key}' if key else ''}")
+    match = nearest(key, seen.keys)
+    summary = f"{title} has no key {key}"
+    remedy = f"did you mean {match}?" if match else f"add the key; it has {_listed(seen.keys)}"
+    if pull:
+        return doubtful(place, f"{summary}: it is no pull secret", remedy)
+    return good(place, f"{summary}, which is optional") if optional else bad(place, summary, remedy)
+
+
+def _remedy(title: str) -> str:
+    return "base/storage has the claims" if title.startswith("PersistentVolumeClaim") else f"create {title}"
+
+
+def _listed(keys: Iterable[str]) -> str:
+    return ", ".join(sorted(keys)[:5]) or "none"
