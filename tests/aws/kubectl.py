@@ -52,10 +52,12 @@ class World:
         return self
 
     def _get(self, words: tuple[str, ...], stdin: str) -> str:
-        kind = words[1].partition("?")[0].rpartition("/")[2]  # of `--raw=/api/v1/pods` too
+        last = words[1].partition("?")[0].rpartition("/")[2]  # of `--raw=/api/v1/pods` too
+        known = (one for one in (*self.hidden, *self.objects) if one.partition(".")[0] == last)
+        kind = next(known, last) if words[1].startswith("--raw") else last
         if kind in self.hidden:
             raise Refused(f'(Forbidden): {kind} is forbidden: User "a" cannot list')
-        return json.dumps({"kind": "List", "items": self.objects.get(kind, [])})
+        return json.dumps({"kind": "List", "items": self.objects.get(kind, [])}, separators=(",", ":"))
 
     def _create(self, words: tuple[str, ...], stdin: str) -> str:
         """Answer access reviews, or a dry run of a job through a webhook that may be down."""

@@ -83,7 +83,7 @@ def get(words: "list[str]") -> int:
     elif len(names) == 1 and "--ignore-not-found" not in words:
         print(json.dumps(chosen[0]))
     else:
-        print(json.dumps({"kind": "List", "items": chosen}))
+        print(json.dumps({"kind": "List", "items": chosen}, separators=(",", ":")))
     return 0
 
 

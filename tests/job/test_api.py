@@ -7,6 +7,7 @@ from the release notes.
 from __future__ import annotations
 
 import json
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -15,7 +16,7 @@ from tools.cells import kustomize
 from tools.core import repo
 from tools.job import nccl_test
 from tools.job.snapshot import kinds
-from tools.kube.kubectl import Kubectl
+from tools.kube.kubectl import CRDS, Kubectl
 from tools.kube.manifests import Manifests
 
 OLDEST = 33  # of the last four minor releases, 1.33 to 1.36
@@ -66,6 +67,7 @@ def test_a_snapshot_reads_stable_apis_of_the_last_four_releases() -> None:
         ("team", ("pods", "--selector=a=b,c=d"), "/api/v1/namespaces/team/pods?labelSelector=a%3Db%2Cc%3Dd"),
         ("team", ("events", "--namespace=default"), "/api/v1/namespaces/default/events"),
         ("team", ("nodes",), "/api/v1/nodes"),
+        (None, (CRDS,), "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"),
         (
             None,
             ("pods", "--all-namespaces", "--field-selector=spec.nodeName!="),
@@ -82,12 +84,16 @@ def test_long_lists_are_asked_for_by_their_path(
     """The API server leaves out the kinds of a list's objects; an answer of kubectl has them."""
     asked: list[tuple[str, ...]] = []
     pod = {"metadata": {"name": "a"}}
+    answers = [json.dumps({"kind": "PodList", "apiVersion": "v1", "items": [pod]}, separators=(",", ":"))]
+    by_path, usual = ("get", f"--raw={path}"), ("get", *words, "--output=json")
 
-    def text(_: Kubectl, *given: str, **more: object) -> str:
+    def run(_: Kubectl, *given: str, **more: object) -> CompletedProcess[str]:
         asked.append(given)
-        return json.dumps({"apiVersion": "v1", "kind": "PodList", "items": [pod]})
+        return CompletedProcess(given, 0, answers[-1] if given == usual else answers[0], "")
 
-    monkeypatch.setattr(Kubectl, "text", text)
-    (found,) = Kubectl(None, namespace).items(*words)
-    assert asked == [("get", f"--raw={path}") if path else ("get", *words, "--output=json")]
-    assert found == ({"apiVersion": "v1", "kind": "Pod", **pod} if path else pod)
+    monkeypatch.setattr(Kubectl, "run", run)
+    assert Kubectl(None, namespace).items(*words) == [{"apiVersion": "v1", "kind": "Pod", **pod}]
+    assert asked == [by_path if path else usual]
+    answers.insert(0, "<html>another server's page</html>")
+    assert Kubectl(None, namespace).items(*words)
+    assert asked[1:] == ([by_path, usual] if path else [usual])

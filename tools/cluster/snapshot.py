@@ -6,16 +6,16 @@ absence.
 """
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.aws.retry_budget import Waiting
 from tools.core import UserError, foreign_files, repo, secret_patterns
 from tools.kube import Kubectl, Object
+from tools.kube.kubectl import CRDS, each
 
 FILE = "cluster.json"
-CRD, OPERATOR_WEBHOOK = "customresourcedefinitions.apiextensions.k8s.io", "validatingwebhookconfigurations"
+CRD, OPERATOR_WEBHOOK = CRDS, "validatingwebhookconfigurations"
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # a copy with all values
 SLICES = "endpointslices.discovery.k8s.io"
 CLAIMS, DAEMONS, DEPLOYMENTS = "persistentvolumeclaims", "daemonsets.apps", "deployments.apps"
@@ -26,7 +26,6 @@ PRIORITIES, VOLCANO_QUEUES = "workloadpriorityclasses.kueue.x-k8s.io", "queues.s
 JOBS = "pytorchjobs.kubeflow.org"
 ALL_NAMESPACES = ("pods", SLICES, CLAIMS, DAEMONS, DEPLOYMENTS, QUEUES, JOBS)
 OF_TEAM = (CLAIMS, QUEUES)  # the team's own are enough for the checks
-AT_ONCE = 6  # kubectl processes
 KEPT = ("name", "resources", "restartPolicy")  # of a container
 CHECKED = (
     *("nodes", "namespaces", CRD, OPERATOR_WEBHOOK, MUTATING, "csidrivers", "csinodes", "pods", SLICES, CLAIMS),
@@ -93,9 +92,7 @@ def collect(kubectl: Kubectl, team: str | None = None, kinds: tuple[str, ...] = 
                 reason = problem.message
         return reason
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = [read(kinds[0]), *pool.map(read, kinds[1:])]
-    for kind, answer in zip(kinds, answers, strict=True):
+    for kind, answer in zip(kinds, [read(kinds[0]), *each(read, kinds[1:])], strict=True):
         if isinstance(answer, str):
             snapshot.unseen[kind] = answer
         else:

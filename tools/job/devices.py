@@ -3,7 +3,6 @@
 import csv
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,9 +13,9 @@ from tools.job.diagnosis.resources import accelerators
 from tools.job.snapshot import JobPod, Snapshot
 from tools.job.snapshot.pod_exec import in_pod
 from tools.kube import Kubectl, Object
+from tools.kube.kubectl import each
 from training import remote
 
-AT_ONCE = 6
 MIB = 2**20
 MOST_DEVICES = 1024  # of a pod, and cores of a device
 # `nvidia-smi --help-query-gpu` explains them. Old drivers and cards do not have ERRORS.
@@ -74,8 +73,7 @@ def report(kubectl: Kubectl, seen: Snapshot) -> Report:
     if not pods:
         raise UserError(f"no pod of {seen.name} requests an accelerator", code=3)
     held = ranks.by_pod(seen)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        reports = list(pool.map(lambda pod: _of_pod(kubectl, pod, held[pod.name]), pods))
+    reports = each(lambda pod: _of_pod(kubectl, pod, held[pod.name]), pods)
     of_nodes = [
         f"{pod.short} on {pod.node}: {problem.text}"
         for pod in pods

@@ -5,12 +5,14 @@ import re
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from subprocess import CompletedProcess
 
 from tools.core import UserError
 from tools.job.diagnosis import log_causes
 from tools.job.snapshot import JobPod, Line, log_lines
 from tools.job.snapshot.pod_exec import in_pod
 from tools.kube import Kubectl
+from tools.kube.kubectl import each
 
 BEFORE = 5  # lines printed before a failure
 AFTER = 15
@@ -38,10 +40,12 @@ class Wanted:
 def once(kubectl: Kubectl, pods: list[JobPod], wanted: Wanted) -> tuple[Iterator[Line], dict[str, str]]:
     """Return the pods' lines merged by time, and the reason for each pod whose log could not be read."""
     logs, unseen = [], {}
-    for pod in pods:
+
+    def read(pod: JobPod) -> CompletedProcess[str]:
         name, previous = pod.previous if wanted.previous else (pod.name, ())
-        words = ("logs", f"--container={pod.container_name}", *previous, *wanted.words())
-        done = kubectl.run(*words, names=[name])
+        return kubectl.run("logs", f"--container={pod.container_name}", *previous, *wanted.words(), names=[name])
+
+    for pod, done in zip(pods, each(read, pods), strict=True):
         if done.returncode == 0:
             logs.append(log_lines.read(done.stdout, pod.name))
         else:

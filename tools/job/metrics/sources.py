@@ -17,6 +17,7 @@ from tools.job.metrics.series import Record, RunMetrics
 from tools.job.snapshot import JobPod, Line, LiveJob, Snapshot, collect, log_lines, lookup
 from tools.job.snapshot.pod_exec import in_pod
 from tools.kube import Kubectl
+from tools.kube.kubectl import each
 from training.run import trainer_logs
 from training.run.directory import RunDir, last_records
 from training.run.files import read_bounded
@@ -147,11 +148,15 @@ def _from_job(kubectl: Kubectl, seen: Snapshot) -> RunMetrics:
             break  # not allowed, or not written yet: read the logs
         if records:
             return RunMetrics(seen.name, records)
-    longest: list[series.Record] = []
-    compiler: list[str] = []
-    for pod in seen.pods:
+
+    def logged(pod: JobPod) -> tuple[list[series.Record], list[str]]:
+        compiler: list[str] = []
         lines = log_lines.read(_log(kubectl, pod), pod.name)
-        longest = max(longest, series.from_log(_without_compiler(lines, compiler)), key=len)
+        return series.from_log(_without_compiler(lines, compiler)), compiler
+
+    found = each(logged, seen.pods)
+    longest = max((records for records, _ in found), key=len, default=[])
+    compiler = [line for _, lines in found for line in lines]
     if not longest and not compiler:
         hint = f"yard job why {seen.name}: shows whether it trains"
         raise UserError(f"{seen.name}: no metrics in its run directory or its logs", hint, code=3)

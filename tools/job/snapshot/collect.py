@@ -10,16 +10,16 @@ from tools.job.snapshot import lookup, pod_exec
 from tools.job.snapshot.kinds import CLAIMS, GANGS, GLOBAL, KUEUE, NAMESPACED, QUEUE_LABEL, RUNTIMES
 from tools.job.snapshot.live_job import LiveJob
 from tools.job.snapshot.pod import JobPod, claim_names, template_specs
-from tools.job.snapshot.queries import Queries, each
+from tools.job.snapshot.queries import Queries
 from tools.job.snapshot.references import needed
 from tools.job.snapshot.snapshot import CURRENT, LARGEST_LOG, PREVIOUS, Log, Snapshot
 from tools.kube import Kubectl, Object, name_of
+from tools.kube.kubectl import each
 from tools.workload import Workload
 
 TAIL = 400  # lines of each log
 LOGS = 32  # pods whose logs are read; in a larger job the failed ones come first
 FEW_LOGS = 8  # of a job whose run directory has its progress
-LOGS_AT_ONCE = 12  # each is a kubectl of about 45 MiB
 LOG_SECONDS, BEGUN_SECONDS = 20.0, 3.0  # for one log; after these no other is begun
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 LIVE = "--field-selector=spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
@@ -192,7 +192,7 @@ def _logs(kubectl: Kubectl, pods: list[JobPod], most: int, unseen: dict[str, str
         else:
             found.append(Log(pod.name, which, text))
 
-    each(read, wanted, LOGS_AT_ONCE)
+    each(read, wanted)
     if late:
         unseen[f"logs of {late[0]} to {late[-1]}"] = f"not read: those before took more than {BEGUN_SECONDS:.0f} s"
     return sorted(found, key=lambda log: (log.pod, log.which))

@@ -1,15 +1,12 @@
 """Several questions to the API server at once."""
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 from tools.core import UserError
 from tools.job.snapshot.live_job import kind_of
 from tools.kube import Kubectl, Object
-
-AT_ONCE = 6
+from tools.kube.kubectl import each
 
 
 class Queries:
@@ -47,10 +44,3 @@ class Queries:
             return
         for kind in kinds:
             self.objects[kind] = [item for item in found if kind in (item["kind"], kind_of(item))]
-
-
-def each(work: Callable[[Any], None], items: Iterable[Any], at_once: int = AT_ONCE) -> None:
-    """Do the work for every item, some at once."""
-    with ThreadPoolExecutor(at_once) as pool:
-        for done in [pool.submit(work, item) for item in items]:
-            done.result()
