@@ -13,9 +13,11 @@ from tests.gitops.conftest import CLUSTER, Team
 from tools.cli import invoke as yard
 from tools.core import repo
 from tools.core.verdict import State
-from tools.gitops import check, flux_objects, git_secrets
+from tools.gitops import check, flux_objects, git_secrets, live
 from tools.gitops.live import Live
+from tools.kube.kubectl import Kubectl
 from tools.workload.pytorchjob import PyTorchJob
+from tools.workload.trainjob import TrainJob
 
 Edit = Callable[[Path, str, str], None]
 OTHER = "b2" * 20
@@ -61,6 +63,27 @@ def test_a_run_may_change_until_its_job_is_created(team: Team, edit: Edit) -> No
     job = PyTorchJob({"metadata": {}, "status": {"conditions": [{"type": "Running", "status": "True"}]}})
     assert "its job is Running in the cluster" in team.failed({path.stem: Live(path.stem, {}, job)})[0]
     assert team.failed({path.stem: Live(path.stem, {"spec": {}}, None)}) == []
+
+
+def test_a_list_reads_the_kinds_of_its_runs(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = team.make(features=("trainjob",)).run
+    of_run = {"name": run.job, "labels": {live.MADE_BY: run.name}}
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    made = {"metadata": {"name": run.name, "labels": {live.MADE_BY: live.RUNS}}, "spec": run.spec, "status": ready}
+    job = {"apiVersion": TrainJob.api, "kind": TrainJob.kind, "metadata": of_run, "spec": {}}
+    answers = {live.KUSTOMIZATIONS: [made], TrainJob.resource: [job]}
+    monkeypatch.setattr(Kubectl, "items", lambda _, kind: answers[kind])
+    failed = [{"type": "Failed", "status": "True", "message": "a pod ended with 2"}]
+    states: list[tuple[dict[str, object], str, str]] = [
+        ({}, "New", ""),
+        ({"jobsStatus": [{"name": "node", "active": 1}]}, "Running", ""),
+        ({"conditions": failed}, "Failed", "a pod ended with 2"),
+    ]
+    for status, state, message in states:
+        answers[TrainJob.resource] = [job | {"status": status}]
+        for files in ([run], []):  # a run whose file is gone is read by what Flux has
+            (found,) = live.look(None, "training", files)
+            assert (found.flux, found.state, found.message) == ("Ready", state, message)
 
 
 def test_suspending_and_comments_are_not_changes(team: Team, edit: Edit) -> None:
