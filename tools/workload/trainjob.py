@@ -34,6 +34,7 @@ class TrainJob(Workload):
     resource = "trainjobs.trainer.kubeflow.org"
     job_label = JobSet.job_label
     role_label = JobSet.role_label
+    of_batch = True
     only_training = True
 
     @property

@@ -28,6 +28,7 @@ WHEEL = re.compile(r"(?<![A-Za-z0-9_.])([A-Za-z0-9_.]{1,200}+)-(\d[^-]{0,200}+)-
 WITH_VALUE = frozenset(tables.load("image/tables.yaml")["options with value"])
 CONSTRAINTS = {"-c", "--constraint", "--constraints"}
 REQUIREMENTS = {"-r", "--requirement"}
+PUBLIC = re.compile(r"//(?:[^/]*pypi|mirrors?\.|download\.pytorch\.org)")
 INDEXES = {"-i", "--index-url", "--extra-index-url", "--default-index", "--index"}
 ONLY = {"-i", "--index-url", "--default-index"}  # pip looks into no other index
 CONDA = {"pytorch": "torch", "pytorch-cuda": "pytorch-cuda"}
@@ -81,6 +82,7 @@ class Install:
     places: list[str] = field(default_factory=list)  # directories, archives and repositories
     cuda: str | None = None  # of the index: cu121, cpu
     only_index: bool = False  # no other index can have the package
+    own_index: bool = False  # an index is neither PyPI, a mirror of it, nor PyTorch's, and can have any wheel
     channels: list[str] = field(default_factory=list)  # of conda, in environment files
     not_isolated: set[str] = field(default_factory=set)  # packages that uv builds without isolation
     missing: list[str] = field(default_factory=list)  # requirement files that were not found
@@ -159,10 +161,12 @@ def _pip(install: Install, words: list[str], context: Sources, source: str) -> N
                 _file(install, value, context)
             elif key in CONSTRAINTS:
                 _limits(install, value, context)
-            elif key in INDEXES and (match := INDEX.search(value)):
-                install.cuda = match[1]
-                # uv takes a package from the first index that has it
-                install.only_index |= key in ONLY or install.tool == "uv"
+            elif key in INDEXES:
+                install.own_index |= not PUBLIC.search(value)
+                if match := INDEX.search(value):
+                    install.cuda = match[1]
+                    # uv takes a package from the first index that has it
+                    install.only_index |= key in ONLY or install.tool == "uv"
             elif key == "--torch-backend" and (LOCAL.match(value) or value == "cpu"):
                 install.cuda, install.only_index = value, True
             elif key == "--no-build-isolation-package":

@@ -217,7 +217,7 @@ def _wrong(subject: Subject, install: Install, torch: Torch) -> State:
     are left out. If the package comes later, pip replaces torch by the one that it requires: a warning.
     """
     if "--no-deps" in install.flags:
-        return bad
+        return doubtful if install.own_index else bad  # which may have another build
     if torch.install is None:
         return doubtful
     order = [each is install for each in subject.shipped].index(True)
@@ -306,7 +306,8 @@ def flash_attn(subject: Subject) -> Iterator[Verdict]:
     elif "://" in package.text:
         yield from _flash_wheel(place, package, torch)
     elif _isolated(install, "flash-attn"):
-        yield bad(place, "flash-attn's build imports torch, and an isolated build has no torch", ISOLATED)
+        said = doubtful if install.own_index else bad  # which may have a wheel
+        yield said(place, "flash-attn's build imports torch, and an isolated build has no torch", ISOLATED)
     elif WHEEL_ONLY.search(script(install.instruction)) or install.stage.variables().get(SKIPS) == "TRUE":
         yield good(place, "flash-attn's build only downloads its wheel for the installed torch")
     elif RUNTIME.search(base):

@@ -89,10 +89,12 @@ def device_memory(subject: Subject) -> Iterator[Verdict]:
     for template, texts in _configured(subject):
         loaded, machines = _loaded(texts), template.selected.known
         world = _world_size(subject, template)
-        if isinstance(loaded, ConfigError) or not machines or template.selected.unknown or _unshared(loaded, world):
+        if isinstance(loaded, ConfigError) or not machines or template.selected.unknown:
             continue
         room = room_on(machines[0])
         ranks = Room(world // template.nodes if world else room.processes, room.nbytes, room.what)
+        if _unshared(loaded, ranks.processes * template.nodes):
+            continue  # another rule reports the number of ranks
         need = estimate(loaded, template.nodes, ranks)
         place = Place(template.object, "cell.yaml: parallel", f"{template.nodes} x {machines[0].name}")
         if need.fits:

@@ -11,6 +11,7 @@ from tools.preflight.rule import Place, needed, rule
 from tools.preflight.subject import Job, Subject, Template, texts, title
 from tools.simulator.command_line import command, literals, script
 from tools.simulator.environment import REFERENCE
+from tools.workload.trainjob import TrainJob
 
 NAME_MARK = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][^{}]*+\})"  # $NAME and ${NAME}
 ENGINE_MARK = r"\{\{[^{}\n]*+\}\}|\{%[^%\n]*+%\}"  # Helm, Jinja
@@ -99,8 +100,11 @@ def _references(
     for kind in ("command", "args"):
         for index, word in enumerate(container.get(kind) or []):
             places.append((f"{path}.{kind}[{index}]", word, known | given))
+    for mount in container.get("volumeMounts") or []:
+        where = f"{path}.volumeMounts[{mount.get('mountPath')}].subPathExpr"
+        places.append((where, mount.get("subPathExpr") or "", known | given))
     for where, text, visible in places:
-        in_script = in_shell and ".env[" not in where
+        in_script = in_shell and WORD_PATH.search(where)
         for name in (match[2] for match in REFERENCE.finditer(text) if match[2]):
             if name in visible:
                 resolved += 1
@@ -148,7 +152,7 @@ def template_left(subject: Subject) -> Iterator[Verdict]:
     for item in subject.objects:
         if str(item.get("apiVersion")).startswith("argoproj.io/"):
             continue
-        templates = subject.templates_of(item)
+        templates = [one for one in subject.templates if one.item is item or _runtime(one) is item]
         containers = [container for template in templates for _, container in template.containers()]
         literal = {word for container in containers for word in _literal_words(container)}
         left = False
@@ -165,6 +169,11 @@ def template_left(subject: Subject) -> Iterator[Verdict]:
             yield verdict(place, f"{match[0]} is not filled in", "render the manifest before it is applied")
         if not left:
             yield good(Place(title(item), ""), "no template variable is left")
+
+
+def _runtime(template: Template) -> Object | None:
+    """Return the runtime that has the template of a TrainJob."""
+    return template.workload.runtime if isinstance(template.workload, TrainJob) else None
 
 
 def _mark(path: str, literal: bool, pods: bool) -> re.Pattern[str]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 
+from tools.core.repo import nearest
 from tools.core.tables import load
 from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.facts.instances import EFA, NEURON, NVIDIA, Instance
@@ -17,6 +18,7 @@ MIB = Decimal(2**20)
 SMALLEST_MEMORY = MIB
 MOST_PROCESSORS = 1000
 HUGEPAGES = "hugepages-2Mi"
+OTHERS: list[str] = load("preflight/words.yaml")["other accelerators"]
 
 
 @rule("quantities", each="templates")
@@ -136,7 +138,13 @@ def efa_fits(subject: Subject) -> Iterator[Verdict]:
 
 @rule("devices-fit")
 def devices_fit(subject: Subject) -> Iterator[Verdict]:
-    for resource in ACCELERATORS:
+    for template in subject.templates:
+        for name in template.requests:
+            meant = nearest(name, (*ACCELERATORS, *OTHERS, EFA), cutoff=0.92)
+            if meant not in (None, name):
+                place = Place(template.object, f"{template.spec_path} {name}", plain(template.asks(name)))
+                yield bad(place, f"no node has the resource {name}", f"did you mean {meant}?")
+    for resource in (*ACCELERATORS, *OTHERS):
         yield from _fits(subject, resource, "", lambda _, one, name=resource: _devices(one, name))  # type: ignore[misc]
 
 
