@@ -45,6 +45,18 @@ REPLIES: dict[str, tuple[Reply, str]] = {
     "a deep list": ((200, {}, b"[" * 100_000), "cannot be read"),
     "an error of another shape": ((400, {}, b'{"__type": 7, "message": {"a": 1}}'), "cannot be read"),
 }
+ECR = "123456789012.dkr.ecr.us-west-2.amazonaws.com/team/train"
+IMAGE_COMMANDS = (
+    f"image build {{root}} --remote --tag-from time --repository {ECR}",
+    f"image build {{root}} --cleanup --repository {ECR}",
+    f"image push a:1 --to {ECR}:1",
+)
+DOCKER = """#!/bin/sh
+case "$1" in
+version) echo '{"Client": {"Version": "28.0"}, "Server": {"Version": "28.0"}}';;
+image) echo '[{"Id": "sha256:1", "Size": 1, "Architecture": "amd64", "Config": {}}]';;
+esac
+"""
 
 
 class Foreign(ThreadingHTTPServer):
@@ -106,6 +118,26 @@ def test_a_foreign_answer_is_one_sentence(
         assert said in ran.err, (name, ran)
         host = foreign.address.partition("//")[2]
         assert (host in ran.err, "user" in ran.err, "pw" in ran.err) == (True, False, False), (name, ran)
+        assert foreign.asked == 1, name
+
+
+@pytest.mark.usefixtures("clients_once")
+@pytest.mark.parametrize("command", IMAGE_COMMANDS)
+def test_a_foreign_answer_to_a_build_on_aws_is_one_sentence(
+    command: str, foreign: Foreign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", foreign.address)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    (tmp_path / "docker").write_text(DOCKER)
+    (tmp_path / "docker").chmod(0o755)
+    (tmp_path / "Dockerfile").write_text("FROM scratch\nUSER 1000\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name, (reply, said) in REPLIES.items():
+        foreign.reply, foreign.asked = reply, 0
+        code = cli.invoke(command.format(root=tmp_path).split())
+        shown = capsys.readouterr()
+        assert (code, shown.out, shown.err.count("error:")) == (3, "", 1), (name, shown)
+        assert said in shown.err, (name, shown)
         assert foreign.asked == 1, name
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tools.aws import Session
 from tools.core import Say, UserError
-from tools.image.engine import Engine
+from tools.image.engine import Engine, understood
 
 NAME = r"[a-z0-9]+(?:[._/-]+[a-z0-9]+)*"  # of a repository; it holds no character of IAM's patterns
 HOST = re.compile(rf"^(\d{{12}})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/({NAME})$")
@@ -35,8 +35,9 @@ def prepare(repository: str, engine: Engine, say: Say) -> bool:
     session = Session(region)
     ensure(session, account, name, say)
     answer = session.call("ecr", "get_authorization_token", registryIds=[account])
-    token = answer["authorizationData"][0]["authorizationToken"]
-    user, _, password = base64.b64decode(token).decode().partition(":")
+    with understood("ecr:GetAuthorizationToken"):
+        token = answer["authorizationData"][0]["authorizationToken"]
+        user, _, password = base64.b64decode(token).decode().partition(":")
     engine.login(repository.partition("/")[0], user, password)
     return True
 
@@ -52,7 +53,8 @@ def ensure(session: Session, account: str, name: str, say: Say) -> None:
         session.call("ecr", "create_repository", repositoryName=name, **SETTINGS)
         say(f"created the repository {name} in {session.region}: immutable tags, scan on push, encrypted")
         return
-    (found,) = answer["repositories"]
+    with understood("ecr:DescribeRepositories"):
+        (found,) = answer["repositories"]
     for key, wanted in SETTINGS.items():
         if found.get(key) != wanted:
             say(f"the repository {name} has {key} {found.get(key)}, not {wanted}; it was not changed")

@@ -3,18 +3,22 @@
 A client library does not know the user's contexts, credential helpers and builders.
 """
 
+import contextlib
 import json
 import os
+import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.core import Say, UserError, command_line, tables
+from tools.core import Say, UserError, command_line, output, tables
 
 SECONDS = 60  # for one command
 CANNOT_SEE = 3
 UNREACHABLE: list[str] = tables.load("image/tables.yaml")["unreachable engine"]
+FOREIGN = re.compile("|".join(tables.load("image/tables.yaml")["foreign answers"]), re.I)
+PROXY = "did a proxy answer? check the address, HTTPS_PROXY and the network"
 
 
 @dataclass(frozen=True)
@@ -64,10 +68,12 @@ class Engine:
 
     def check(self) -> str:
         """Return the version of the client. Raises UserError if no engine answers."""
-        found = json.loads(self.text("version", "--format", "{{json .}}"))
-        if not found.get("Server"):
-            raise failure("version", "Cannot connect to the Docker daemon")
-        return str(found["Client"]["Version"])
+        text = self.text("version", "--format", "{{json .}}")
+        with understood("docker version"):
+            found = json.loads(text)
+            if not found.get("Server"):
+                raise failure("version", "Cannot connect to the Docker daemon")
+            return str(found["Client"]["Version"])
 
     def stream(self, words: Sequence[str], say: Say, variables: Mapping[str, str] | None = None) -> tuple[int, str]:
         """Run docker, pass each line to `say`, and return the exit code and the last lines of the output."""
@@ -85,7 +91,8 @@ class Engine:
             if "No such image" in done.stderr:
                 return None
             raise failure("image inspect", done.stderr)
-        return _image(json.loads(done.stdout)[0])
+        with understood("docker image inspect"):
+            return _image(json.loads(done.stdout)[0])
 
     def login(self, registry: str, user: str, password: str) -> None:
         """Log in to a registry, without the password in the process list. Raises UserError."""
@@ -104,10 +111,26 @@ def missing() -> UserError:
     return UserError("no docker on PATH, and nothing was built", hint)
 
 
+@contextlib.contextmanager
+def understood(who: str) -> Iterator[None]:
+    """Make an answer of another form than the one that is read an error with exit code 3."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise foreign(who) from None
+
+
+def foreign(who: str) -> UserError:
+    """Return the error for an answer that is not one of docker, a registry or AWS."""
+    return UserError(f"{who}: the answer cannot be read", PROXY, CANNOT_SEE)
+
+
 def failure(what: str, stderr: str) -> UserError:
-    """Return docker's last line as an error, with exit code 3 if no engine answered."""
+    """Return docker's last line as an error, with exit code 3 if no engine or registry answered."""
+    if FOREIGN.search(stderr):
+        return foreign(f"docker {what}")
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    message = (lines or [f"docker {what} failed without a message"])[-1]
+    message = output.short((lines or [f"docker {what} failed without a message"])[-1])
     if any(sign in stderr for sign in UNREACHABLE):
         hint = "start it (systemctl start docker), or set DOCKER_HOST (docker context ls)"
         return UserError(f"no Docker engine answers: {message}", hint, CANNOT_SEE)

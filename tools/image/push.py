@@ -2,11 +2,11 @@
 
 import re
 
-from tools.core import Say, UserError, command_line
+from tools.core import Say, UserError, command_line, output
 from tools.core.tables import load
 from tools.image import ecr, registry
 from tools.image.build import load_record
-from tools.image.engine import Engine
+from tools.image.engine import FOREIGN, Engine, foreign
 
 SAID = re.compile(r"digest: (sha256:[0-9a-f]{64}) size: \d+")
 REFUSALS = [
@@ -48,7 +48,9 @@ def push(name: str, target: str, engine: Engine, say: Say) -> str:
 
 def refusal(target: str, said: str) -> UserError:
     """Return the error of a failed push."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    if FOREIGN.search(said):
+        return foreign(f"{target} was not pushed: {registry.host(target)}")
+    lines = [output.short(line) for line in said.splitlines() if line.strip()]
     last = lines[-1] if lines else "docker push printed nothing"
     for pattern, what, remedy in REFUSALS:
         line = next((line for line in reversed(lines) if pattern.search(line)), None)

@@ -3,8 +3,8 @@
 import json
 import re
 
-from tools.core import UserError, command_line
-from tools.image.engine import Engine
+from tools.core import UserError, command_line, output
+from tools.image.engine import FOREIGN, Engine, foreign, understood
 
 CANNOT_SEE = 3
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -50,12 +50,15 @@ def digest(engine: Engine, name: str) -> str | None:
     options = ["--insecure"] if LOOPBACK.match(name) else []
     done = engine.run("manifest", "inspect", "--verbose", *options, command_line.operand(name, "an image"))
     if done.returncode != 0:
+        if FOREIGN.search(done.stderr):
+            raise foreign(host(name))
         if any(sign in done.stderr.lower() for sign in ABSENT):
             return None
         said = done.stderr.strip().splitlines() or ["no answer"]
-        raise UserError(f"{host(name)}: {said[-1]}", "docker login; or is the registry down?", CANNOT_SEE)
-    found = json.loads(done.stdout)
-    entry = found[0] if isinstance(found, list) and len(found) == 1 else found
-    if not isinstance(entry, dict):
-        raise UserError(f"{name} is an index of several platforms, not the pushed image", code=1)
-    return str(entry["Descriptor"]["digest"])
+        raise UserError(f"{host(name)}: {output.short(said[-1])}", "docker login; or is the registry down?", CANNOT_SEE)
+    with understood(host(name)):
+        found = json.loads(done.stdout)
+        entry = found[0] if isinstance(found, list) and len(found) == 1 else found
+        if isinstance(entry, list) and entry:
+            raise UserError(f"{name} is an index of several platforms, not the pushed image", code=1)
+        return DIGEST.fullmatch(entry["Descriptor"]["digest"])[0]  # type: ignore[index]

@@ -22,6 +22,7 @@ from tools.image.build import BuildFailed, Request, refuse_secrets, write_log
 from tools.image.build_failures import Cause, cause
 from tools.image.codebuild import Project
 from tools.image.dockerfile import context, dockerignore
+from tools.image.engine import understood
 from tools.image.push import IMMUTABLE, refusal
 from tools.image.registry import split
 
@@ -119,7 +120,9 @@ def follow(session: Session, build_id: str, name: str, say: Say) -> None:
     statuses: dict[str, str] = {}
 
     def ended() -> dict[str, Any] | None:
-        found: dict[str, Any] = session.call("codebuild", "batch_get_builds", ids=[build_id])["builds"][0]
+        builds = session.call("codebuild", "batch_get_builds", ids=[build_id])["builds"]
+        with understood("codebuild:BatchGetBuilds"):
+            found: dict[str, Any] = builds[0]
         for phase in found.get("phases", []):
             status = phase.get("phaseStatus", "")
             if status and statuses.get(phase["phaseType"]) != status:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.core import Say, State, UserError, Verdict, command_line
-from tools.image.engine import Engine
+from tools.core import Say, State, UserError, Verdict, command_line, output
+from tools.image.engine import FOREIGN, Engine, understood
 from tools.image.evidence import KINDS
 from tools.image.registry import DIGEST, split
 
@@ -56,7 +56,7 @@ def sign(image: str, signer: Signer, statements: Mapping[str, Path], say: Say, v
     for words in commands:
         code, said = _cosign([*words, _digested(image)], say, variables)
         if code != 0:
-            unseen = CANNOT_SEE if UNSEEN.search(_last(said)) else 1
+            unseen = CANNOT_SEE if _unseen(said) else 1
             raise UserError(f"cosign {words[0]}: {_last(said)}", "--offline signs without a log", unseen)
 
 
@@ -64,7 +64,7 @@ def verify(image: str, signer: Signer) -> Verdict:
     """Return whether `signer` signed the image. Digest, signer and attestations are the evidence."""
     digest = split(_digested(image))[1]
     code, said = _cosign(["verify", "--output=json", *signer.for_verifying(), image])
-    if code not in (0, *UNSIGNED) and UNSEEN.search(_last(said)):
+    if code not in (0, *UNSIGNED) and _unseen(said):
         return Verdict(State.CANNOT_TELL, f"{image} cannot be verified", [_last(said)], "see --offline in --help")
     if code != 0 or digest not in _signed(said):
         remedy = "do not run it; who pushed it?"
@@ -85,13 +85,19 @@ def _digested(image: str) -> str:
 
 def _signed(said: str) -> set[str]:
     """Return the digests of the signatures that cosign found to be good."""
-    text = next((line for line in said.splitlines() if line.startswith("[")), "[]")
-    return {one["critical"]["image"]["docker-manifest-digest"] for one in json.loads(text)}
+    text = next((line for line in said.splitlines() if line.startswith("[")), "")
+    with understood("cosign verify"):
+        return {one["critical"]["image"]["docker-manifest-digest"] for one in json.loads(text)}
 
 
 def _last(said: str) -> str:
     lines = [line for line in said.splitlines() if line.startswith("Error")] or said.strip().splitlines()
-    return lines[-1] if lines else "cosign printed nothing"
+    return output.short(lines[-1]) if lines else "cosign printed nothing"
+
+
+def _unseen(said: str) -> bool:
+    """Return whether no registry, or something else than one, answered."""
+    return bool(UNSEEN.search(_last(said)) or FOREIGN.search(said))
 
 
 def _cosign(words: list[str], say: Say = lambda _: None, variables: Mapping[str, str] | None = None) -> tuple[int, str]:

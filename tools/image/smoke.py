@@ -158,7 +158,7 @@ class ImageTest:
         try:
             if done.returncode == 0:
                 return dict(json.loads(done.stdout.strip().splitlines()[-1])), ""
-        except (ValueError, IndexError):
+        except (ValueError, IndexError, TypeError):
             pass
         return None, _last_line(done)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tools.core import UserError, command_line, output
-from tools.image.engine import Engine, failure
+from tools.image.engine import Engine, failure, understood
 from tools.simulator.node import Given, Image
 from tools.workload import Workload
 
@@ -39,12 +39,14 @@ def start_of(engine: Engine, name: str) -> Image:
     """
     local = engine.run("image", "inspect", command_line.operand(name, "an image"), seconds=SECONDS)
     if local.returncode == 0:
-        return _image((json.loads(local.stdout)[0] or {}).get("Config"))
+        with understood("docker image inspect"):
+            return _image((json.loads(local.stdout)[0] or {}).get("Config"))
     words = ("buildx", "imagetools", "inspect", "--format", "{{json .Image}}", command_line.operand(name, "an image"))
     asked = engine.run(*words, seconds=SECONDS)
     if asked.returncode != 0:
         raise failure("buildx imagetools inspect", asked.stderr)
-    return _image(_platform(json.loads(asked.stdout)).get("config"))
+    with understood("docker buildx imagetools inspect"):
+        return _image(_platform(json.loads(asked.stdout)).get("config"))
 
 
 def _platform(found: Any) -> Any:
