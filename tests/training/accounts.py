@@ -14,3 +14,9 @@ def accounted(found: Ledger) -> int:
         assert all(before.end == after.start for before, after in itertools.pairwise(spans))
     assert sum(found.totals.values()) == found.wall
     return found.wall
+
+
+def doing(found: Ledger, moment: float) -> set[str]:
+    """The categories of all ranks at a moment, in seconds since the epoch."""
+    at = round(moment * 1000)
+    return {span.category for spans in found.ranks.values() for span in spans if span.start <= at < span.end}
