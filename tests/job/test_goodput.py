@@ -15,6 +15,7 @@ import pytest
 from tests.job.conftest import Cluster, NewWorld, Yard
 from tests.training.test_ledger import LIFE, write
 from tools.facts.instances import instance
+from tools.job import goodput
 from tools.job.goodput import TO_DO, apportioned
 from training.run.directory import RunDir, read_json, write_json
 from training.run.ledger import CATEGORIES
@@ -114,3 +115,19 @@ def test_a_job_is_read_through_its_pod_with_its_waits_and_prices(
     assert Decimal(found["usd"]) == round(price * paid / 3600, 2), "each rank has a node of its own"
     assert found["seconds"]["training"] == 200
     assert found["commit"] == "abc\x1b[31m"
+
+
+def test_the_api_server_tells_what_a_pod_waited_for(world: NewWorld) -> None:
+    job = world("p5/llama-3-1-8b")
+    name = job.name(0)
+    for reason, seconds in (("TriggeredScaleUp", 880), ("Pulling", 850), ("Pulled", 820), ("Created", 801)):
+        job.event("Pod", name, reason, "it happened", warning=False, seconds=seconds)
+    seen = job.snapshot()
+    pod = next(pod for pod in seen.pods if pod.name == name)
+    marks = goodput.marks_of(seen, pod)
+    begin = min(moment for moment, _ in marks)
+    # In the order of what happens: the API server's times are whole seconds, and of one second the last counts.
+    assert [(round(moment - begin), category) for moment, category in marks] == [
+        (0, "queued"), (15, "node provisioning"), (0, "image pull"), (45, "image pull"), (75, "start and import"),
+        (95, "start and import"),
+    ]  # fmt: skip

@@ -13,9 +13,10 @@ import pytest
 
 from tests.job.conftest import NewWorld, Yard
 from tests.job.corpus import STEP
-from tests.job.world import World
+from tests.job.world import AGE, World
 from tools import cli
 from tools.core import State, repo
+from tools.facts.instances import INSTANCES
 from tools.job import logs, status, stop
 from tools.job.diagnosis import cause, exit_codes, log_causes, log_patterns, signs
 from tools.job.diagnosis.explain import explain
@@ -146,6 +147,11 @@ def test_status_says_what_is_known(world: NewWorld) -> None:
         assert part in shown, shown
     assert "24-31" in shown
     assert "uid-job" in shown
+    price = INSTANCES["g5.48xlarge"].price_usd_per_hour
+    assert price is not None
+    assert found["cost"]["usd_per_hour"] == round(4 * price, 2)
+    assert found["cost"]["usd_so_far"] == pytest.approx(4 * price * (AGE - 5) / 3600, abs=0.01)
+    assert f"${4 * price:,.2f} an hour" in shown
 
 
 def test_steps_before_a_resume_do_not_give_the_present_speed(world: NewWorld) -> None:

@@ -144,13 +144,11 @@ def of(run: Run, machine: str | None = None, since: float | None = None) -> Acco
 
 def marks_of(seen: Snapshot, pod: JobPod) -> list[tuple[float, str]]:
     """Return what the cluster tells about a pod before its container ran: from each moment on it was in a category."""
-    bound = [one for one in pod.status.get("conditions") or [] if one.get("type") == "PodScheduled"]
-    times = [(pod.created, "queued"), (pod.started, "start and import")]
-    times += [(JobPod({"metadata": {"creationTimestamp": one.get("lastTransitionTime")}}).created, "image pull")
-              for one in bound if one.get("status") == "True"]  # fmt: skip
-    for event in seen.events("Pod", pod.name):
-        if event.get("reason") in EVENTS:
-            times.append((event_time(event), EVENTS[str(event["reason"])]))
+    placed = (pod.placed if pod.node else None, "image pull")
+    told = [(event_time(one), EVENTS.get(str(one.get("reason")), "")) for one in seen.events("Pod", pod.name)]
+    before = [one for one in told if one[1] == "node provisioning"]
+    after = [one for one in told if one[1] in ("image pull", "start and import")]
+    times = [(pod.created, "queued"), *before, placed, *after, (pod.started, "start and import")]
     return [(moment.timestamp(), category) for moment, category in times if moment is not None]
 
 

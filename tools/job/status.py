@@ -1,7 +1,9 @@
 """A job at a glance: its state, its pods, its progress and its remaining time."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
+from tools.cells import knobs
 from tools.core import duration, moment, output
 from tools.job import planned, ranks
 from tools.job.metrics import progress, series
@@ -59,6 +61,25 @@ class Status:
         started = [pod.started.timestamp() for pod in self.snapshot.pods if pod.started]
         return series.since(now.records, max(started)) if started and self.state != "Suspended" else []
 
+    def cost(self) -> Object:
+        """Return USD an hour and so far, by the machines that the pods ask for, on demand; None is unknown.
+
+        A pod costs from the moment that it has a node to its end. Pods that were deleted are not counted.
+        """
+        machine = knobs.machine(self.snapshot.workload)
+        hourly = None if machine is None else machine.price_usd_per_hour
+        if hourly is None:
+            return {"usd_per_hour": None, "usd_so_far": None}
+        held = [pod for pod in self.snapshot.pods if pod.node is not None and pod.placed is not None]
+        seconds = sum((self._until(pod) - (pod.placed or self._until(pod))).total_seconds() for pod in held)
+        running = sum(not pod.ended_for_good for pod in held)
+        return {"usd_per_hour": round(hourly * running, 2), "usd_so_far": round(hourly * max(0.0, seconds) / 3600, 2)}
+
+    def _until(self, pod: JobPod) -> datetime:
+        """Return when a pod ended, or the time of the snapshot."""
+        ended = pod.end.at if pod.ended_for_good and pod.end else None
+        return ended or self.snapshot.taken
+
     def pods(self) -> list[Object]:
         """Return one row per pod."""
         held = ranks.by_pod(self.snapshot)
@@ -100,6 +121,7 @@ class Status:
             "state": self.state,
             "age_s": round(seen.age(made) or 0),
             "training": self.training(),
+            "cost": self.cost(),
             "pods_wanted": seen.replicas or None,
             "pods": self.pods(),
             "last_event": self.last_event(),
@@ -158,6 +180,8 @@ def lines(status: Status) -> list[str]:
     rows.append(("training", _training(training)))
     if plan := training["plan"]:
         rows.append(("plan", plan["says"]))
+    if (cost := value["cost"])["usd_so_far"]:
+        rows.append(("cost", f"${cost['usd_so_far']:,.2f} so far, ${cost['usd_per_hour']:,.2f} an hour (on demand)"))
     if steps:
         rows.append(("checkpoints", f"{len(steps)}, the newest of step {steps[-1]}"))
     if event := value["last_event"]:

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, fields
 
-from tools.cells import knobs
 from tools.core import UserError, duration, output
 from tools.job.diagnosis.explain import explain
 from tools.job.snapshot import LiveJob, collect, lookup
@@ -60,6 +59,7 @@ def _row(kubectl: Kubectl, job: LiveJob) -> Row:
         return Row(name, "CANNOT TELL", cause=problem.message)
     cause = "" if found is None else f"{found.causes[0].kind}: {found.summary}" if found.causes else found.summary
     steps = "" if now["steps"] is None else f"/{now['steps']}"
+    hourly = status.cost()["usd_per_hour"]
     speed = now["tokens_per_s"] or now["samples_per_s"]
     unit = "tok/s" if now["tokens_per_s"] else "samples/s"
     return Row(
@@ -70,14 +70,6 @@ def _row(kubectl: Kubectl, job: LiveJob) -> Row:
         f"{float(speed):,.0f} {unit}" if speed else "-",
         f"{float(now['mfu']):.1%}" if now["mfu"] else "-",
         " to ".join(dict.fromkeys(map(duration, now["seconds_left"]))) if now["seconds_left"] else "-",
-        _price(job) if status.state == "Running" else "-",
+        "-" if status.state != "Running" or hourly is None else f"{hourly:,.2f}",
         cause,
     )
-
-
-def _price(job: LiveJob) -> str:
-    """Return the price on demand of the machines that the job's pods ask for."""
-    machine = knobs.machine(job.workload)
-    if machine is None or machine.price_usd_per_hour is None:
-        return "-"
-    return f"{machine.price_usd_per_hour * job.workload.nodes:,.2f}"

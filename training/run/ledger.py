@@ -334,8 +334,8 @@ def _reached(evidence: Evidence, life: _Life, low: float, stop: float) -> float:
 
 
 def _marked(start: float, end: float, category: str, marks: Iterable[tuple[float, str]]) -> Iterator[Span]:
-    """Yield a time outside of a process, divided at what the cluster tells about it."""
-    for moment, following in sorted(one for one in marks if start <= one[0] <= end):
+    """Yield a time outside of a process, divided at what the cluster tells about it; of one second the last counts."""
+    for moment, following in sorted((one for one in marks if start <= one[0] <= end), key=lambda one: one[0]):
         yield _span(start, moment, category)
         start, category = moment, following
     yield _span(start, end, category)
