@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import json
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.job.conftest import Cluster, NewWorld, Yard
 from tests.plan.test_plan import run
 from tools.cells import matrix
+from tools.cli import invoke
 from tools.core import repo
 from tools.plan.outlook import Plan
 
@@ -25,7 +28,7 @@ NAME = "p5/llama-3-1-8b"
     ],
 )
 def test_status_and_why_compare_a_run_with_its_plan(
-    before: float, after: float, said: str, world: NewWorld, cluster: Cluster, yard: Yard
+    before: float, after: float, said: str, world: NewWorld, cluster: Cluster, yard: Yard, tmp_path: Path
 ) -> None:
     """The times until and after the exchange of gradients are these multiples of the planned ones."""
     plan, made = Plan(run(NAME)), world(NAME)
@@ -46,6 +49,8 @@ def test_status_and_why_compare_a_run_with_its_plan(
     assert told["step_s"] == pytest.approx(plan.step_s)
     assert told["measured_s"] == pytest.approx(step)
     assert said.partition(":")[0] in told["says"]
+    assert invoke(["report", "p5-llama-3-1-8b-train", "--to", str(tmp_path / "page.html")]) == 0
+    assert html.escape(told["says"]) in (tmp_path / "page.html").read_text(encoding="utf-8")
     printed = yard.out("why", code=int(said != "as planned"))
     assert (said in printed) == (said != "as planned")
     assert ("until gradients are exchanged" in printed) == (said != "as planned")

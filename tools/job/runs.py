@@ -3,7 +3,7 @@
 import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tools.cells.kustomize_graph import is_kustomization
@@ -89,4 +89,4 @@ def _of_job(kubectl: Kubectl, name: str, target: Path) -> Run:
     for saved in told.get("checkpoints") or []:
         if isinstance(saved.get("step"), int) and 0 <= saved["step"] < 10**12:
             (target / "checkpoints" / step_name(saved["step"])).mkdir(parents=True, exist_ok=True)
-    return Run(seen.name, RunDir(target), seen)
+    return Run(seen.name, RunDir(target), replace(seen, run=told))
