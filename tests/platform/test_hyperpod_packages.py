@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import pytest
 
 from tests.platform.conftest import of_kind
 from tools.cells.kustomize import Renderer
-from tools.core import repo
+from tools.core import State, Verdict, repo
+from tools.job import log_rules
+from tools.job.snapshot.log_lines import Line
 
 Object = dict[str, Any]
 Parse = Callable[[str], list[Object]]
@@ -236,6 +239,13 @@ def output(
     return {rank: found_[0].read_text(encoding="utf-8").splitlines() for rank, found_ in files.items()}
 
 
+def tried(rules: list[Object], timed: list[tuple[float, str]]) -> list[Verdict]:
+    """`yard cluster log-rules check` on lines with their seconds."""
+    start = datetime(2026, 11, 21, tzinfo=UTC)
+    lines = [Line(text, start + timedelta(seconds=at), number=number) for number, (at, text) in enumerate(timed, 1)]
+    return log_rules.check(rules, lines)
+
+
 def test_the_rule_fires_when_steps_stop_and_not_before(
     output: dict[int, list[str]], job: Callable[[str], Object], theirs: Callable[..., list[Object]]
 ) -> None:
@@ -271,6 +281,11 @@ def test_the_rule_fires_when_steps_stop_and_not_before(
     assert limit < states["after"][-1][0] - last_step <= limit + 20
     assert states["silent"] == "WAITING"
     assert [state for _, state in done["states"]["rule"]["after"]] == ["WAITING", "HEALTHY"]
+    ours = tried([rule, early, speed], hung)
+    assert [event["state"] for event in ours[0].details["events"]][:2] == ["HEALTHY", "HANGING"]
+    assert 0 <= states["after"][-1][0] - ours[0].details["events"][1]["seconds"] <= 20
+    assert "could not convert string to float" in ours[2].summary
+    assert [one.state for one in tried([rule], finished)] == [State.PASS]
     # Controls: the comments in job.yaml about rules that are left out.
     assert stopped["states"]["early"]["silent"] == "HANGING"
     assert any("," in line.split("tokens/s")[0].split()[-1] for line in steps)

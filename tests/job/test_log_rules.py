@@ -1,0 +1,118 @@
+"""`yard cluster log-rules check`: rules fire where HyperPod's agent would, and impossible ones are named.
+
+tests/platform compares the judgement with the agent itself.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.cli import invoke
+from tools.cli.cluster.log_rules import check
+from tools.core.verdict import State
+from tools.job import log_rules
+from tools.job.snapshot import log_lines
+
+STEPS = {"name": "Steps", "logPattern": r"^step +\d+", "expectedRecurringFrequencyInSeconds": 60}
+
+
+def at(second: int, text: str) -> str:
+    return f"2026-11-21T12:{second // 60:02d}:{second % 60:02d}Z {text}"
+
+
+def checked(rule: dict[str, Any], *lines: str) -> tuple[State, list[tuple[str, int, float | None]], str]:
+    (verdict,) = log_rules.check([rule], log_lines.read("\n".join(lines)))
+    events = [(event["state"], event["line"], event["seconds"]) for event in verdict.details["events"]]
+    return verdict.state, events, verdict.summary
+
+
+def test_a_silence_fires_at_its_line_and_time() -> None:
+    lines = [at(0, "start"), at(10, "step 1"), at(70, "step 2"), at(131, "evaluating"), at(140, "step 3")]
+    state, events, summary = checked(STEPS, *lines)
+    assert state is State.FAIL
+    assert events == [("HEALTHY", 2, 10), ("HANGING", 3, 130), ("HEALTHY", 5, 140)]
+    assert "fires: HANGING; the agent reports its pod as faulted (LogHang_Steps)" in summary
+    assert checked(STEPS, *lines[:3])[0] is State.PASS
+    assert checked({**STEPS, "stopPattern": "step 2"}, *lines)[0] is State.PASS, "the rule has ended"
+    late = {**STEPS, "expectedStartCutOffInSeconds": 5}
+    assert checked(late, *lines)[1][0] == ("HANGING", 1, 5)
+
+
+def test_metrics_faults_and_ranks() -> None:
+    speed = {"name": "Speed", "logPattern": r".*speed=([\d.,]+)", "metricThreshold": 10, "operator": "lteq",
+             "metricEvaluationDataPoints": 2}  # fmt: skip
+    assert checked(speed, "speed=5", "speed=11", "speed=5")[0] is State.PASS
+    state, events, _ = checked(speed, "speed=5", "other", "speed=4.5")
+    assert (state, events[-1]) == (State.FAIL, ("SLOW", 3, None))
+    assert "line 2: could not convert string to float: '1,000'" in checked(speed, "speed=5", "speed=1,000")[2]
+    fault = {"name": "Xid", "logPattern": ".*Xid 79", "faultOnMatch": True}
+    assert checked(fault, "a", "NVRM: Xid 79")[1] == [("FAULTED", 2, None)]
+    two = [f"[default{rank}]:speed={value}" for value in (5, 4) for rank, value in ((0, value), (1, 99))]
+    verdict = log_rules.check([speed], log_lines.read("\n".join(two)))[0]
+    assert {event["rank"] for event in verdict.details["events"] if event["state"] == "SLOW"} == {"local rank 0"}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"logPattern": "loss^step"}, "logPattern can never match: ^ stands behind text"),
+        ({"logPattern": "^step$ done"}, "logPattern can never match: text stands behind $"),
+        ({"logPattern": "(a$b|c$d)"}, "logPattern can never match: text stands behind $"),
+        ({"logPattern": "step\\nloss"}, "logPattern can never match: text stands behind $"),
+        ({"stopPattern": "a^b"}, "stopPattern can never match"),
+        ({"logPattern": "(step"}, "logPattern is no regular expression"),
+        ({"logPattern": ""}, "logPattern is missing"),
+        ({"operator": "<"}, "operator < is none of gt, lt, eq, gteq, lteq"),
+        ({"metricThreshold": 1, "operator": "lt"}, "logPattern has no group"),
+        ({"expectedRecurringFrequencyInSeconds": "60"}, "expectedRecurringFrequencyInSeconds is 60, and not a number"),
+        ({"pattern": "x"}, "pattern is not a key of a rule"),
+    ],
+)
+def test_a_rule_that_cannot_work_is_named(change: dict[str, Any], reason: str) -> None:
+    state, _, summary = checked({**STEPS, **change}, at(0, "step 1"))
+    assert state is State.FAIL
+    assert reason in summary
+
+
+@pytest.mark.parametrize(
+    "pattern", ["^a|b^c", "(?:^x)?y", "a*^b", ".*\\[x\\] (\\d+(\\.\\d+)?).*", "a$", "(^|x)y", "(?m)a"]
+)
+def test_a_rule_that_may_match_is_not_called_impossible(pattern: str) -> None:
+    assert log_rules.impossible(pattern) is None
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    rules, log = tmp_path / "rules.yaml", tmp_path / "pod.log"
+    rules.write_text(json.dumps({"logMonitoringConfiguration": [{**STEPS, "logPattern": r"step +\d+"}]}))
+    log.write_text("INFO step 1\n")
+    words = ["cluster", "log-rules", "check", str(rules), "--log", str(log)]
+    assert invoke(words) == 3
+    assert "CANNOT TELL: Steps: the log has no times; 0 lines matched" in capsys.readouterr().out
+    log.write_text(at(0, "INFO step 1"))
+    assert invoke(words) == 0
+    assert "line 1 has it, but not at its start: begin the pattern with .*" in capsys.readouterr().out
+    log.write_text("\n".join([at(0, "step 1"), at(99, "step 2")]))
+    assert invoke([*words, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)[0]["events"][1]["state"] == "HANGING"
+    rules.write_text(json.dumps([{**STEPS, "logPattern": "(a+)+b"}]))
+    log.write_text(at(0, "a" * 200))
+    monkeypatch.setattr(check, "SECONDS", 1)
+    assert invoke(words) == 1
+    assert "the patterns took more than 1 s" in capsys.readouterr().err
+    rules.write_text("kind: Pod")
+    assert invoke(words) == 2
+    assert "no logMonitoringConfiguration" in capsys.readouterr().err
+
+
+def test_the_rules_of_our_cells_can_work(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The cell as a HyperPodPyTorchJob, on lines of the trainer's log."""
+    (tmp_path / "log").write_text("\n".join([at(0, "step   1/20  loss 6.2"), at(9, "finished at step 20")]))
+    words = ["render", "overlays/cpu/llama-tiny", "--feature", "hyperpod-job"]
+    assert invoke(words) == 0
+    (tmp_path / "job.yaml").write_text(capsys.readouterr().out)
+    assert invoke(["cluster", "log-rules", "check", str(tmp_path / "job.yaml"), "--log", str(tmp_path / "log")]) == 0
+    assert "PASS: Steps: does not fire; 1 line matched" in capsys.readouterr().out

@@ -1,0 +1,1 @@
+"""HyperPod's log-monitoring rules, tried on a log."""

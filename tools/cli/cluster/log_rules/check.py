@@ -1,0 +1,49 @@
+"""Show which log-monitoring rule fires on a log, at which line and when, and what the agent does."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from tools.cells import locate
+from tools.core import UserError, output, worst
+from tools.job import log_rules
+from tools.job.diagnosis import log_files
+from tools.kube.manifests import text_of
+
+SECONDS = 60  # for all patterns on all lines
+
+
+def command(rules: str, log: str, as_json: bool) -> int:
+    found, lines = log_rules.rules_of(_read(rules), rules), log_files.read(log).lines
+    signal.signal(signal.SIGALRM, _too_slow)
+    signal.alarm(SECONDS)
+    try:
+        verdicts = log_rules.check(found, lines)
+    finally:
+        signal.alarm(0)
+    if as_json:
+        output.data([one.as_dict() for one in verdicts])
+    for verdict in () if as_json else verdicts:
+        output.verdict(verdict)
+    return worst(one.state for one in verdicts).exit_code
+
+
+def _too_slow(*_: object) -> None:
+    hint = "a pattern with nested repeats, such as (a+)+, can take for ever; the agent has no limit"
+    raise UserError(f"the patterns took more than {SECONDS} s", hint, 1)
+
+
+def _read(rules: str) -> Any:
+    """Return the HyperPodPyTorchJob of a cell or a manifest, or the only document of a file."""
+    if not Path(rules).is_file():
+        made = locate.rendered(rules).of_kind("HyperPodPyTorchJob")
+        return made[0] if made else None
+    try:
+        documents = list(YAML(typ="safe", pure=True).load_all(text_of(Path(rules), rules)))
+    except YAMLError as problem:
+        raise UserError(f"{rules}: {str(problem).splitlines()[0]}") from None
+    jobs = [one for one in documents if isinstance(one, dict) and one.get("kind") == "HyperPodPyTorchJob"]
+    return (jobs or documents or [None])[0]
