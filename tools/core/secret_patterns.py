@@ -68,7 +68,7 @@ _WORD = re.compile(r"[a-z]{1,15}(?= )")  # after a colon: `token: not found` is 
 # Values that need no name. The group is the value.
 _GIVEN_AWAY = tuple(re.compile(pattern) for pattern in _TABLE["given away"])
 # One of these is in every text in which `mask` finds something. Most lines of a log have none.
-_TELLING = re.compile(f"{HINTS.pattern}|token|key|pass|pwd|pat|secret|credential|auth|bearer|login|cookie|-u|user|://")
+_TELLING = re.compile(f"{HINTS.pattern}|token|key|pass|pwd|pat|secret|credential|auth|bearer|login|cookie|-u|user|:/")
 
 
 @dataclass(frozen=True)
