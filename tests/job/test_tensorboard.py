@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import urllib.request
+from pathlib import Path
 
 import pytest
 
-from tests.job.conftest import Cluster, NewWorld, workload
+from tests.job.conftest import Cluster, NewWorld, Yard, workload
 from tools.core.errors import UserError
 from tools.job import tensorboard
 from tools.kube.kubectl import Kubectl
@@ -77,3 +80,23 @@ def test_exposed_without_its_secrets_nothing_is_applied(world: NewWorld, cluster
     assert refused.value.hint is not None
     assert refused.value.hint.startswith("kubectl create secret tls tensorboard-tls")
     assert refused.value.hint.endswith(" -n team-a")
+
+
+def test_runs_of_this_machine_have_their_own_names(tmp_path: Path, yard: Yard) -> None:
+    for name in ("before", "after", "other/before"):
+        (tmp_path / name / "tensorboard").mkdir(parents=True)
+        (tmp_path / name / "run.json").write_text("{}")
+        (tmp_path / name / "tensorboard/events.out.tfevents.1.host").write_bytes(b"")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    runs = [tmp_path / "before", tmp_path / "after"]
+    with tensorboard.on_this_machine(runs, port, lambda _: None) as (url, directory):
+        assert {path.name: path.resolve() for path in Path(directory).iterdir()} == {
+            run.name: run / "tensorboard" for run in runs
+        }
+        with urllib.request.urlopen(f"{url}/data/environment", timeout=30) as answer:
+            assert json.load(answer)["data_location"] == directory
+    same = [str(runs[0]), str(tmp_path / "other/before")]
+    assert "two runs are called before" in yard.err("tensorboard", *same, code=2)
+    assert "none is a run on this machine" in yard.err("tensorboard", "one", "two", code=2)

@@ -1,12 +1,15 @@
-"""TensorBoard on the volume of a job's runs: base/services/tensorboard, and a port-forward to it."""
+"""TensorBoard: of runs on this machine, or of a job's volume by base/services/tensorboard and a port-forward."""
 
 import contextlib
+import importlib.util
 import json
 import socket
 import subprocess
+import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from tools.cells import kustomize
 from tools.core import Say, UserError, command_line, repo, tables, wait
@@ -96,8 +99,41 @@ def forwarded(kubectl: Kubectl, port: int, say: Say) -> Iterator[tuple[str, str]
 
     Raises UserError if it does not answer there.
     """
-    _check_free(port)
     words = kubectl.words("port-forward", f"--address={ADDRESS}", f"service/{NAME}", f"{port}:{PORT}")
+    with _answering(words, port, say) as answer:
+        yield answer
+
+
+@contextlib.contextmanager
+def on_this_machine(runs: Sequence[Path], port: int, say: Say) -> Iterator[tuple[str, str]]:
+    """Keep a TensorBoard of run directories, each under its own name; yield the URL and the directory that it reads.
+
+    Raises UserError if it does not answer.
+    """
+    if importlib.util.find_spec("tensorboard") is None:
+        raise UserError("this needs tensorboard, which is not installed", repo.how_to_install("train"), 3)
+    with tempfile.TemporaryDirectory() as directory:
+        for run in runs:
+            link = Path(directory, run.resolve().name)
+            if link.is_symlink():
+                raise UserError(f"two runs are called {link.name}", "show one of them")
+            link.symlink_to(run.resolve() / "tensorboard")
+        words = [
+            sys.executable,
+            "-m",
+            "tensorboard.main",
+            f"--logdir={directory}",
+            f"--host={ADDRESS}",
+            f"--port={port}",
+        ]
+        with _answering(words, port, say) as answer:
+            yield answer
+
+
+@contextlib.contextmanager
+def _answering(words: list[str], port: int, say: Say) -> Iterator[tuple[str, str]]:
+    """Keep a program running that answers at a port; UserError with its last line if it does not."""
+    _check_free(port)
     with tempfile.TemporaryFile() as complaint:
         process = started(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=complaint)
         try:
@@ -107,7 +143,7 @@ def forwarded(kubectl: Kubectl, port: int, say: Say) -> Iterator[tuple[str, str]
             if directory is None:
                 complaint.seek(0)
                 lines = complaint.read().decode("utf-8", "replace").strip().splitlines()
-                why = lines[-1] if lines else "kubectl printed no reason"
+                why = lines[-1] if lines else f"{Path(words[0]).name} printed no reason"
                 raise UserError(f"no answer at {url}: {why}", "--port N", 1)
             yield url, directory
         finally:

@@ -1,14 +1,15 @@
-"""Start TensorBoard on the volume of a job's runs and forward it to this machine until Ctrl-C."""
+"""Start TensorBoard of runs here, or on the volume of a job's runs, and serve it on this machine until Ctrl-C."""
 
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 
 import click
 
 from tools.cli.job import _options
-from tools.core import output
-from tools.job import tensorboard
+from tools.core import UserError, output
+from tools.job import runs, tensorboard
 from tools.job.snapshot import collect, lookup
 from tools.kube import Kubectl
 
@@ -19,8 +20,18 @@ from tools.kube import Kubectl
     help="The port on this machine.",
 )  # fmt: skip
 def command(
-    kubectl: Kubectl, job: str | None, port: int, expose: bool, stop: bool, no_forward: bool, as_json: bool
+    kubectl: Kubectl, names: tuple[str, ...], port: int, expose: bool, stop: bool, no_forward: bool, as_json: bool
 ) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends what serves too
+    if local := [path for name in names for path in runs.local(name) or []]:
+        with tensorboard.on_this_machine(local, port, output.note) as answer:
+            _serve(answer, {"runs": [path.name for path in local]}, "Ctrl-C ends it", as_json)
+        return
+    if len(names) > 1:
+        raise UserError(
+            f"{len(names)} names, and none is a run on this machine", "one job shows all runs of its volume"
+        )
+    job = names[0] if names else None
     here = lookup.in_namespace(kubectl)
     if stop:
         _stop(here, as_json)
@@ -42,13 +53,18 @@ def command(
         else:
             output.line(f"next: {' '.join(words)}")
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the port-forward too
-    with tensorboard.forwarded(here, port, output.note) as (url, directory):
-        if as_json:
-            output.data({**facts, "url": url, "reads": directory})
-        else:
-            output.line(f"{url} (reads {directory}); Ctrl-C closes it, --stop removes it")
-        threading.Event().wait()
+    with tensorboard.forwarded(here, port, output.note) as answer:
+        _serve(answer, facts, "Ctrl-C closes it, --stop removes it", as_json)
+
+
+def _serve(answer: tuple[str, str], facts: Mapping[str, object], ends: str, as_json: bool) -> None:
+    """Tell the URL, and wait for a signal."""
+    url, directory = answer
+    if as_json:
+        output.data({**facts, "url": url, "reads": directory})
+    else:
+        output.line(f"{url} (reads {directory}); {ends}")
+    threading.Event().wait()
 
 
 def _stop(kubectl: Kubectl, as_json: bool) -> None:
