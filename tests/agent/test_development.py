@@ -233,15 +233,18 @@ def test_what_the_fork_server_imports(name: str, known: bool, tmp_path: Path) ->
     (tmp_path / "mine.py").write_text("")
     (tmp_path / "imports").write_text(f"mine\nmissing.part\n{name}\n")
     code = (
-        f"import sys; sys.path.append({str(place)!r}); import training.agent.installed, signal\n"
+        f"import sys; sys.path.append({str(place)!r}); import training.agent.installed as here, signal\n"
         "signal.setitimer(signal.ITIMER_REAL, 0)\n"
-        f"print([n in sys.modules for n in ('torch._dynamo', 'mine', {name!r})])"
+        f"print([n in sys.modules for n in ('torch._dynamo', 'mine', {name!r})])\n"
+        "here.record()\n"
+        "for _ in range(2):\n    try:\n        import looked_for\n    except ImportError:\n        pass\n"
     )
     server = {"TRAINYARD_TASK": "training.agent.installed", "TRAINYARD_CODE": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", code], env={**base, **server}, capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout.strip() == str([True, False, known])
+    assert (tmp_path / "imports").read_text().split().count("looked_for") == 1, "a script may look in each step"
 
 
 def _children(pid: int) -> list[int]:

@@ -104,10 +104,13 @@ class _Recorder:
 
     def __init__(self) -> None:
         self._out = _file().open("a", buffering=1, encoding="utf-8")
+        self._noted: set[str] = set()  # a module that is missing may be looked for in each step
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> None:
         with contextlib.suppress(OSError, ValueError):
-            self._out.write(f"{name}\n")
+            if name not in self._noted:
+                self._noted.add(name)
+                self._out.write(f"{name}\n")
 
 
 def record() -> None:

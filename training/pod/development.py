@@ -61,6 +61,9 @@ class Version(Protocol):
     def asked_to_stop(self) -> bool:
         """Return whether the pod was asked to stop."""
 
+    def is_ending(self) -> bool:
+        """Return whether the command was told to end after a failure."""
+
     def ranks(self) -> list[int]:
         """Return the process ids of the ranks that torchrun would start again."""
 
@@ -112,7 +115,11 @@ class Code:
         if pod.asked_to_stop() or not self.asks_to_stop():
             return False
         pod.say("another version of the command is here: this one is killed")
-        if pod.restarts >= self.failures + EDITS or any(word.startswith(OPTION) for word in pod.words):
+        if (
+            pod.is_ending()
+            or pod.restarts >= self.failures + EDITS
+            or any(word.startswith(OPTION) for word in pod.words)
+        ):
             return True
         ranks, pod.failures = pod.ranks(), 0
         self._complete()

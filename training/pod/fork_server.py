@@ -24,6 +24,7 @@ from training.distributed.process import RANK_NAME
 TASK = "TRAINYARD_TASK"  # the module whose imports the fork server holds
 PRELOADED = f"{__package__}.preload"  # also in the agent's archive
 PROBE_SECONDS = 60  # time limit for the answer of the forked probe, imports included
+JEMALLOC = "jemalloc_bg_thd"  # of pyarrow's allocator, which prepares itself for a fork
 LONGEST_DIRECTORY = 70  # sockaddr_un has 108 bytes, and /pymp-xxxxxxxx/listener-xxxxxxxx follows it
 
 
@@ -95,8 +96,9 @@ def unsafe(task: str) -> str:
 
 
 def threads(pid: int) -> int:
-    """Return the number of threads of a process."""
-    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+    """Return the number of threads of a process, without those that a fork does not harm."""
+    names = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/comm")]
+    return len([name for name in names if name.strip() != JEMALLOC])
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:

@@ -242,16 +242,24 @@ class Pod:
         if self._ending is not None:
             if now - self._ending > END_SECONDS:
                 self._signal(signal.SIGKILL)
-        elif any(record.kind in PERMANENT for record in self._records()) or self._failed_too_often():
+        elif any(record.kind in PERMANENT for record in self._records()) or self._version_failed():
             time.sleep(RECORD_SECONDS)
             self._ending = now
             self._signal(signal.SIGTERM)
         else:
             self._guard(now)
 
-    def _failed_too_often(self) -> bool:
-        """Return whether torchrun would have ended, if it had no more restarts than the job gives it."""
-        return self._code_here is not None and self.failures > self._code_here.failures
+    def _version_failed(self) -> bool:
+        """Return whether a version of the command failed by itself, or lost its peers too often."""
+        if self._code_here is None:
+            return False
+        own = [one for one in self._records() if one.host == socket.gethostname()]
+        itself = any(not failure.is_consequence(one.kind) for one in own)
+        return itself or self.failures > self._code_here.failures
+
+    def is_ending(self) -> bool:
+        """Return whether the command was told to end after a failure."""
+        return self._ending is not None
 
     def _guard(self, now: float) -> None:
         """Kill ranks that hang, and the launcher if it does not notice."""
