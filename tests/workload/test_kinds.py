@@ -404,7 +404,11 @@ def test_a_trainjob_whose_pods_are_unknown(change: Object, reason: str) -> None:
 def test_trainer_injects_nothing_without_spec_trainer() -> None:
     job, runtime = bed("TrainJob")
     del job["spec"]["trainer"]
-    assert "PET_NNODES" not in values(of([job, runtime]), 0)
+    runtime["spec"]["mlPolicy"]["numNodes"] = 2
+    found = of([job, runtime])
+    assert "PET_NNODES" not in values(found, 0)
+    verdict = wiring.analyse(found).verdict
+    assert (verdict.state, str(verdict.remedy).partition(":")[0]) == (State.FAIL, "add spec.trainer")
 
 
 def test_trainer_refuses_its_own_variables() -> None:

@@ -188,9 +188,20 @@ class TrainJob(Workload):
         training = {role.name.lower() for role in self.roles if role.trains}
         return [self._with_ranks(pod) if pod.role in training else pod for pod in self._jobset.pods()]
 
+    @property
+    def _missing(self) -> str:
+        """Return the field without which Trainer sets no variables, empty if both are there."""
+        if self.spec.get("trainer") is None:
+            return "spec.trainer"
+        return "" if self._policy.get("torch") is not None else f"spec.mlPolicy.torch of {self._wanted}"
+
+    @property
+    def to_meet(self) -> str:
+        return f"add {self._missing}: without it Trainer sets no rendezvous" if self._missing else super().to_meet
+
     def _with_ranks(self, pod: Pod) -> Pod:
-        """Return a pod with Trainer's variables. Without spec.trainer or a torch policy it sets none."""
-        if self.spec.get("trainer") is None or self._policy.get("torch") is None:
+        """Return a pod with Trainer's variables."""
+        if self._missing:
             return pod
         count = sum(role.replicas for role in self.roles if role.trains)
         values = {
