@@ -16,6 +16,7 @@ from tools.cluster.snapshot import CLAIMS, CRD, DAEMONS, DEPLOYMENTS, MUTATING, 
 from tools.cluster.spec import Spec
 from tools.core import State, UserError, output, repo, tables, wait
 from tools.kube import Kubectl, Object
+from tools.kube.kubectl import each
 
 NAMESPACE = "base/plugins/namespace"
 # The permissions to submit, watch and end a job (base/pytorchjob, yard job).
@@ -59,7 +60,12 @@ def check(spec: Spec, snapshot: Snapshot) -> list[Finding]:
 
 def ask(kubectl: Kubectl, spec: Spec) -> list[Finding]:
     """Return the findings of the checks that only the API server can answer."""
-    return [rights(kubectl, spec), admission(kubectl, spec), isolation.probe(kubectl, spec.namespace)]
+    questions: list[Callable[[], Finding]] = [
+        lambda: rights(kubectl, spec),
+        lambda: admission(kubectl, spec),
+        lambda: isolation.probe(kubectl, spec.namespace),
+    ]
+    return each(lambda question: question(), questions)
 
 
 def rights(kubectl: Kubectl, spec: Spec) -> Finding:
