@@ -30,6 +30,7 @@ OPERATOR_NAMESPACE = "kubeflow"
 OPERATOR_PORT = 19443
 OPERATOR_SECRET = "training-operator-webhook-cert"
 CERTIFICATES = "k8s-webhook-server/serving-certs"  # below a controller's /tmp
+TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"  # of a pod; /var/run is /run
 # Without cloud, routes and the bootstrap of nodes by tokens, which nothing here does.
 CONTROLLERS = "*,-node-route-controller,-cloud-node-lifecycle-controller,-bootstrap-signer-controller"
 # By default each holds itself back to 20 to 50 requests a second, for which hundreds of jobs wait minutes.
@@ -88,7 +89,7 @@ class ControlPlane:
             f"--kubelet-client-certificate={pki.path('kubelet-client.crt')}",
             f"--kubelet-client-key={pki.path('kubelet-client.key')}",
             "--kubelet-preferred-address-types=InternalIP",
-            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-issuer={self._server}",
             f"--service-account-key-file={pki.path('sa.key')}",
             f"--service-account-signing-key-file={pki.path('sa.key')}",
             *(f"--service-cluster-ip-range={SERVICES}", "--authorization-mode=Node,RBAC"),
@@ -157,7 +158,8 @@ class ControlPlane:
             "kwok",
             *(f"--kubeconfig={self.kube.kubeconfig}", f"--config={config}"),
             f"--manage-nodes-with-annotation-selector={KWOK_ANNOTATION}=fake",
-            *("--node-ip=10.99.255.1", "--node-lease-duration-seconds=40"),
+            # Where no kubelet listens: whoever asks for logs is refused at once.
+            *(f"--node-ip={BRIDGE_ADDRESS}", "--node-lease-duration-seconds=40"),
         )
         time.sleep(0.1)
         if not kwok.alive():
@@ -230,14 +232,19 @@ class ControlPlane:
         return self.start_controller("training-operator", "training-operator", OPERATOR_NAMESPACE, *flags)
 
     def start_controller(self, program: str, account: str, namespace: str, *flags: str) -> Process:
-        """Start a controller with its ServiceAccount and its own /tmp, where the folder of its certificate is fixed."""
+        """Start a controller with its ServiceAccount, where a pod has its token, and with its own /tmp.
+
+        There, the folder of its certificate is fixed.
+        """
         home = self.home_of(program)
         (home / CERTIFICATES).mkdir(parents=True, exist_ok=True)
         token = self.kube.run("create", "token", account, "-n", namespace, "--duration=24h")
         self.pki.kubeconfig(home / "kubeconfig", {"token": token.strip()})
-        script = 'exec 3<"$1"; mount --bind "$2" /tmp; shift 2; exec /proc/self/fd/3 "$@"'
+        (home / "token").write_text(token, encoding="utf-8")
+        script = 'exec 3<"$1"; mount --bind "$2" /tmp; mount -t tmpfs run /run; mkdir -p "$3"; ln -s /tmp/token "$3"'
+        script += '; shift 3; exec /proc/self/fd/3 "$@"'
         argv: list[str | Path] = ["unshare", "--mount", "sh", "-c", script, program]
-        argv += [self.programs.path(program), home, "--kubeconfig=/tmp/kubeconfig", *flags]
+        argv += [self.programs.path(program), home, TOKENS, "--kubeconfig=/tmp/kubeconfig", *flags]
         return self.sandbox.start(program, argv, {**os.environ, "MY_POD_NAMESPACE": namespace})
 
     def home_of(self, program: str) -> Path:

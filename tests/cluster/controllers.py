@@ -74,6 +74,7 @@ TRAINER = Controller(
     config={
         "apiVersion": "config.trainer.kubeflow.org/v1alpha1",
         "kind": "Configuration",
+        "featureGates": {"TrainJobStatus": True},
         "clientConnection": {"qps": 400, "burst": 800},
         "certManagement": {
             "enable": True,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -14,6 +17,7 @@ from tests.cluster.api import Object
 from tests.cluster.conftest import Nodes, own_plane, real_nodes
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kube import Kube, condition, shared_claim
+from tests.cluster.sandbox import BRIDGE_ADDRESS, CannotStart
 from tests.cluster.training import JOB, SHORT, STEPS, TRAINJOB_LABEL, Training, start
 from tests.parts import venv
 from tests.parts.gomodule import Progress
@@ -33,6 +37,15 @@ FAULTS = (23, 43, 63)  # steps a little behind a checkpoint each
 SETTINGS = tuple(f"{key}={new}" for key, (_, new) in SHORT.items())
 QUEUE_FILES = "base/plugins/kueue/queue/queues.yaml"
 BY_INDEX = ("PET_NODE_RANK", "JOB_COMPLETION_INDEX")  # the pod reads them from its annotation
+STATUS = "KUBEFLOW_TRAINER_SERVER"
+SEND = """
+from training.run.trainer_status import TrainerStatus
+said = []
+sender = TrainerStatus(said.append)
+sender.send(30, 120, 45.0, {"loss": 2.5})
+sender.close()
+raise SystemExit(said[0] if said else 0)
+"""
 LABEL, PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 
 pytestmark = pytest.mark.cluster_all
@@ -142,7 +155,50 @@ def _apply(kube: Kube, namespace: str, objects: list[Object]) -> None:
 
 def _environment(pod: Object) -> dict[str, str]:
     container = next(one for one in pod["spec"]["containers"] if one["name"] == "node")
-    return {one["name"]: one["value"] for one in container["env"] if "value" in one and one["name"] not in BY_INDEX}
+    env = {one["name"]: one["value"] for one in container["env"] if "value" in one and one["name"] not in BY_INDEX}
+    return {name: value for name, value in env.items() if not name.startswith(STATUS)}
+
+
+def test_progress_reaches_the_status_of_a_trainjob(
+    kube: Kube, control_plane: ControlPlane, made: Callable[..., list[Object]], team: Callable[[], str], tmp_path: Path
+) -> None:
+    """Rank 0's sender, with the variables, the certificate and the token that Trainer gives its pod."""
+    namespace = team()
+    kube.put(shared_claim(namespace), namespace)
+    _apply(kube, namespace, made("trainjob"))
+    kube.wait("its pods", lambda: len(kube.list("pods", namespace, TRAINJOB_LABEL)) == 2, 120)
+    spec = kube.list("pods", namespace, TRAINJOB_LABEL)[0]["spec"]
+    env = {one["name"]: one["value"] for one in spec["containers"][0]["env"] if one["name"].startswith(STATUS)}
+    volumes = [(volume.get("projected") or {}).get("sources") or [] for volume in spec["volumes"]]
+    (sources,) = (found for found in volumes if any("audience" in one.get("serviceAccountToken", {}) for one in found))
+    (asked,) = (one["serviceAccountToken"] for one in sources if "serviceAccountToken" in one)
+    (trusted,) = (one["configMap"] for one in sources if "configMap" in one)
+    texts = (kube.get("configmap", trusted["name"], namespace) or {})["data"]
+    (tmp_path / "ca.crt").write_text(texts[trusted["items"][0]["key"]], encoding="utf-8")
+    host = str(urlsplit(env[f"{STATUS}_URL"]).hostname)
+    (tmp_path / "hosts").write_text(f"{BRIDGE_ADDRESS} {host}\n", encoding="utf-8")
+
+    def send(audience: str) -> None:
+        words = ("create", "token", spec["serviceAccountName"], "-n", namespace, f"--audience={audience}")
+        (tmp_path / "token").write_text(kube.run(*words), encoding="utf-8")
+        files = {f"{STATUS}_CA_CERT": tmp_path / "ca.crt", f"{STATUS}_TOKEN": tmp_path / "token"}
+        given = [f"{name}={value}" for name, value in (env | files | {"PYTHONPATH": repo.root()}).items()]
+        inside = ("unshare", "--mount", "sh", "-c", 'mount --bind "$1" /etc/hosts; shift; exec "$@"', "sh")
+        program = ("env", *given, sys.executable, "-c", SEND)
+        control_plane.sandbox.call_outside(*inside, str(tmp_path / "hosts"), *program)
+
+    def status() -> Object | None:
+        found: Object | None = (kube.get("trainjobs", JOB, namespace) or {}).get("status", {}).get("trainerStatus")
+        return found
+
+    with pytest.raises(CannotStart, match="HTTPError 403"):
+        send("another")
+    assert status() is None
+    send(asked["audience"])
+    kube.wait("the status", lambda: status() is not None, 60)
+    found = status() or {}
+    assert (found["progressPercentage"], found["estimatedRemainingSeconds"]) == (25, 45)
+    assert found["metrics"] == [{"name": "loss", "value": "2.5"}]
 
 
 @pytest.fixture(scope="module")
