@@ -68,7 +68,7 @@ def _forked(run: Any, words: list[str]) -> tuple[str, list[str]]:
     if parsed.no_python or "PYTHON_EXEC" in os.environ:
         return "torchrun starts another program than its own Python", words
     run.run_script_path = module if parsed.module else script  # what --run-path calls in each rank
-    return "", ["--start-method=forkserver", "--run-path", *words]
+    return "", ["--start_method=forkserver", "--run_path", *words]  # as torch 1 has them too
 
 
 def script(path: str, *words: str) -> None:
