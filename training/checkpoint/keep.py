@@ -72,6 +72,13 @@ def superseded(directory: Path, complete: Iterable[int], rules: Rules, losses: M
 
 
 def aged(directory: Path, days: float) -> list[str]:
-    """Names of the quarantined checkpoints that were moved aside at least so many days ago."""
+    """Names of the quarantined checkpoints that were moved aside at least so many days ago, and of links there."""
     until = time.time() - days * _DAY
-    return [name for name, _ in quarantined(directory) if (directory / name).lstat().st_ctime <= until]
+    return [name for name, _ in quarantined(directory) if _is_old(directory / name, until)]
+
+
+def _is_old(path: Path, until: float) -> bool:
+    try:
+        return path.is_symlink() or path.lstat().st_ctime <= until
+    except FileNotFoundError:
+        return False  # another process has pruned it
