@@ -22,6 +22,10 @@ SAFE_LOADERS = {"loader", "_LOADER", "_Reader", "SafeLoader", "BaseLoader"}
 ALLOWED = {
     # Takes pickle away from torch's rendezvous: its unpickler builds the rendezvous' own classes only.
     ("training/guard/trainyard_guard.py", "pickle"),
+    # Reads DCP's index of other trainers: its unpickler builds plain values only, and its instructions are checked.
+    ("training/checkpoint/dcp.py", "pickle"),
+    # Runs the user's own script as `__main__`, in place of a new Python process.
+    ("training/agent/forking.py", "exec"),
 }
 
 
