@@ -33,6 +33,12 @@ def renamed_device(pod: Object, main: Object) -> None:
             amounts[f"{name}s"] = amounts.pop(name)
 
 
+def no_device(pod: Object, main: Object) -> None:
+    for amounts in main["resources"].values():
+        for name in [name for name in amounts if "gpu" in name or "neuron" in name]:
+            del amounts[name]
+
+
 def resource(name: str, value: str) -> Change:
     return lambda pod, main: [amounts.update({name: value}) for amounts in main["resources"].values()]
 
@@ -49,6 +55,7 @@ def selector(name: str, value: str) -> Change:
 MUTANTS: dict[str, tuple[Change, set[str], tuple[str, ...]]] = {
     "another device": (resource("amd.com/gpu", "8"), {"devices-fit"}, CELLS[1:]),
     "a misspelt device": (renamed_device, {"devices-fit"}, CELLS[1:]),
+    "no device": (no_device, {"config"}, CELLS[1:]),
     "more interfaces": (resource("vpc.amazonaws.com/efa", "64"), {"efa-fits"}, CELLS[1:]),
     "half an interface": (resource("vpc.amazonaws.com/efa", "0.5"), {"devices-whole"}, CELLS[1:]),
     "more memory": (resource("memory", "9000Gi"), {"memory-fits"}, CELLS[1:]),

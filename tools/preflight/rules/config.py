@@ -10,6 +10,7 @@ from tools.cells.trainer_config import inputs
 from tools.core.tables import load
 from tools.core.verdict import Verdict, bad, doubtful, good, unclear
 from tools.facts.gated import GATED
+from tools.facts.instances import NEURON, NVIDIA
 from tools.kube.manifests import Object
 from tools.plan.memory import Room, estimate
 from tools.preflight.rule import Place, rule
@@ -42,12 +43,25 @@ def config(subject: Subject) -> Iterator[Verdict]:
         problem = loaded if isinstance(loaded, ConfigError) else _unshared(loaded, world)
         if problem is not None:
             yield bad(place, str(problem), "correct the configuration")
+        elif lacking := _without_device(loaded, template):
+            yield bad(place, lacking, "request the devices, or set device.type: cpu")
         elif other := _differences(loaded, subject.base):
             yield bad(place, other, "correct the section model, or name another base")
         elif world is None:
             yield good(place, "a valid configuration; torchrun sets the number of ranks")
         else:
             yield good(place, f"a valid configuration, and {world} ranks can share its batch")
+
+
+def _without_device(loaded: Config | ConfigError, template: Template) -> str:
+    """Return what a pod lacks whose ranks each want a device of the configuration's kind."""
+    if isinstance(loaded, ConfigError) or loaded.device.type == "cpu" or template.spec.get("resourceClaims"):
+        return ""
+    kind = "NVIDIA GPU" if loaded.device.type == "cuda" else "Neuron device"
+    wanted = (NVIDIA, "nvidia.com/mig-") if loaded.device.type == "cuda" else (NEURON,)
+    if any(name.startswith(wanted) and count > 0 for name, count in template.requests.items()):
+        return ""
+    return f"device.type is {loaded.device.type}, and a pod of {template.role or 'the job'} requests no {kind}"
 
 
 def _differences(loaded: Config | ConfigError, base: Published | None) -> str:
