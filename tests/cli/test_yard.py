@@ -131,7 +131,7 @@ def commands(group: click.Group, context: click.Context) -> Iterator[click.Comma
 
 
 def test_each_parameter_of_a_command_has_its_words() -> None:
-    given = {"kubectl", "spec", "session", "knobs", "options"}  # what decorators make of their own options
+    given = {"kubectl", "spec", "session", "knobs", "options", "place"}  # what decorators make of their own options
     for command in commands(cli.yard, click.Context(cli.yard)):
         assert command.callback is not None
         wanted = set(inspect.signature(inspect.unwrap(command.callback)).parameters) - given

@@ -87,7 +87,7 @@ class Train(Section):
 
     on_spike: Annotated[str, AfterValidator(_reaction)] = "ignore"
     """What follows a loss or gradient norm more than 6 standard deviations above its mean over the last 128 steps:
-    as `on_nan`, or `ignore`. Nothing is judged before 64 steps."""
+    as `on_nan`, or `ignore`; nothing is judged before 64 steps."""
 
     eval_every: Count
     """Number of steps between two evaluations on held-out data; one more follows the last step."""
