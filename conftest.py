@@ -39,7 +39,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests of a cluster or an engine more time: the first one starts everything, and may build it."""
+    """Give tests of a cluster or an engine more time: the first one starts everything, and may build it.
+
+    The longest tests start first, so that no worker waits for another one at the end.
+    """
+    items.sort(key=lambda item: item.path.parent.name != "e2e")
     for item in items:
         home = _on_request(item.path)
         starts = home is not None and home.name in STARTING
