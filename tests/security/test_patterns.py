@@ -326,6 +326,7 @@ def _timer() -> Iterator[None]:
     signal.signal(signal.SIGPROF, before)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_pattern_is_linear(part: int) -> None:
     found, variable = every()
