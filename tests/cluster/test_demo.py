@@ -20,6 +20,9 @@ SECONDS = 1800
 
 @pytest.fixture
 def removed(kube: Kube) -> Iterator[None]:
+    """The demo needs what the pods of earlier tests hold, and compares the namespaces before and after."""
+    active = lambda: all(one["status"]["phase"] == "Active" for one in kube.list("namespaces"))  # noqa: E731
+    kube.wait("the namespaces of earlier tests to be gone", active, 300)
     yield
     kube.call("delete", "namespace", demo.NAME, "--ignore-not-found", "--wait=false")
 
