@@ -213,7 +213,7 @@ def verified(run: RunDir, step: int | None) -> Listing:
 
 
 class MissingError(CheckpointError):
-    """There is no such step."""
+    """A step that does not exist."""
 
 
 def _chosen(run: RunDir, step: int | None) -> list[int]:

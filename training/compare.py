@@ -1,7 +1,7 @@
 """How two checkpoints differ, as JSON: `python -m training.compare A B`.
 
 A and B are directories: a step of a run, published safetensors, or a DCP directory of another trainer. Every
-tensor of both is read, some MiB at a time. Of a run's step and somebody else's weights only the model is
+tensor of both is read, some MiB at a time. Of a run's step and the weights of another trainer only the model is
 compared.
 """
 

@@ -71,7 +71,7 @@ def test_each_reference_is_judged_with_its_key(manifests: Manifests, home: Path)
     ]
     assert by_state[State.WARN] == [
         "Secret lost-pull is not in namespace team: images are pulled without it",
-        "Secret pull has no key .dockerconfigjson: it is no pull secret",
+        "Secret pull has no key .dockerconfigjson: it is not a pull secret",
     ]
     assert by_state[State.CANNOT_TELL] == []
     assert by_state[State.PASS] == [

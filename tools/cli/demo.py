@@ -1,7 +1,5 @@
 """Train a first cell on a cluster: operator, storage, image, training, diagnosis, removal."""
 
-import sys
-
 from tools.cluster import context as contexts
 from tools.cluster import demo, snapshot, steps
 from tools.cluster.demo import Demo
@@ -54,11 +52,8 @@ def _seen(kubectl: Kubectl) -> Snapshot:
 
 
 def _agree(context: str, nodes: int) -> None:
-    question = (
-        f"train {demo.CELL} on the context {context} ({output.count(nodes, 'node')}) in a new namespace"
-        f" {demo.NAME}? yes/no"
+    output.agree(
+        f"train {demo.CELL} on the context {context} ({output.count(nodes, 'node')}) in a new namespace {demo.NAME}",
+        UserError(f"the demo would use the context {context}", "--yes agrees; --kind makes a new cluster"),
+        UserError("nothing was done", "--kind makes a new cluster"),
     )
-    if not sys.stdin.isatty():
-        raise UserError(f"the demo would use the context {context}", "--yes agrees; --kind makes a new cluster")
-    if output.ask(question) != "yes":
-        raise UserError("nothing was done", "--kind makes a new cluster")

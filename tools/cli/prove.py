@@ -131,7 +131,7 @@ def _in_cluster(
     trial = pods.trial(manifests, options)
     output.note(f"{proof_job.price(manifests, trial.plan.nodes)}; a small script takes a few minutes")
     if not yes:
-        _ask(f"prove {trial.subject.name} in namespace {here.namespace}?", "a proof in the cluster costs money")
+        _ask(f"prove {trial.subject.name} in namespace {here.namespace}", "a proof in the cluster costs money")
     proven = proof_job.prove(here, manifests, trial, options, records)
     found = proofs.wanted(manifests, Path.cwd())
     what = found[0].program if found else proofs.program(trial.subject.command, Path.cwd())
@@ -145,14 +145,11 @@ def _program(manifests: Manifests, subject: Subject) -> proofs.Program:
 
 def _agree(manifests: Manifests) -> None:
     what = f"the command of {manifests.source}"
-    _ask(f"run {what} with your rights?", f"{what} would run with your rights")
+    _ask(f"run {what} with your rights", f"{what} would run with your rights")
 
 
 def _ask(question: str, without_answer: str) -> None:
-    if not sys.stdin.isatty():
-        raise UserError(without_answer, "--yes agrees")
-    if output.ask(f"{question} yes/no") != "yes":
-        raise UserError("nothing was started")
+    output.agree(question, UserError(without_answer, "--yes agrees"), UserError("nothing was started"))
 
 
 def _write(path: Path, text: str) -> None:

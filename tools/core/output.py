@@ -7,6 +7,7 @@ are masked, except in data that the user asks for as it is (`raw`), such as a ma
 
 import json
 import re
+import sys
 import traceback
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -82,6 +83,14 @@ def ask(question: str, hidden: bool = False) -> str:
     """Return the user's answer to a question on standard error. Raises click.Abort at the end of input."""
     answer: str = click.prompt(visible(mask(question)), hide_input=hidden, err=True, default="", show_default=False)
     return answer
+
+
+def agree(question: str, unasked: Exception, refused: Exception) -> None:
+    """Return if the user answers a question with yes. Raises `unasked` without a terminal, else `refused`."""
+    if not sys.stdin.isatty():
+        raise unasked
+    if ask(f"{question}? yes/no") != "yes":
+        raise refused
 
 
 def error(message: str, hint: str | None = None) -> None:

@@ -71,7 +71,7 @@ class _Rule:
             self.to("HANGING", line, self.matched + again, f"no line matched for {again} s")
 
     def take(self, text: str, line: int, seconds: float | None) -> None:
-        """Judge one line. Raises ValueError for a value that is no number, as the agent does."""
+        """Judge one line. Raises ValueError for a value that is not a number, as the agent does."""
         if not self.active:
             return
         found = self.pattern.match(text)
@@ -171,13 +171,13 @@ def fault_of(rule: dict[str, Any]) -> str | None:
         if not rule.get(key):
             return f"{key} is missing"
     if rule.get("operator", "gt") not in OPERATORS:
-        return f"operator {short(rule['operator'])} is none of {', '.join(OPERATORS)}"
+        return f"operator {short(rule['operator'])} is not one of {', '.join(OPERATORS)}"
     for key in ("logPattern", "stopPattern"):
         try:
             if key in rule and (reason := impossible(rule[key])):
                 return f"{key} can never match: {reason}"
         except (re.error, OverflowError, RecursionError) as problem:
-            return f"{key} is no regular expression: {problem}"
+            return f"{key} is not a regular expression: {problem}"
     if {"operator", "metricThreshold"} <= rule.keys() and not re.compile(rule["logPattern"]).groups:
         return "logPattern has no group that holds the value for metricThreshold"
     return None

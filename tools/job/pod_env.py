@@ -46,7 +46,7 @@ def checked(answer: object) -> Env:
 def differences(found: Mapping[str, Env]) -> Iterator[tuple[str, str, dict[str, list[str]]]]:
     """Yield section, name, and the pods of each value, for what differs between pods.
 
-    A pod's own name in a value, and variables that hold its number, are no difference.
+    A pod's own name in a value, and variables that hold its number, do not count as differences.
     """
     names = {(section, name) for env in found.values() for section, values in env.items() for name in values}
     for section, name in sorted(names):

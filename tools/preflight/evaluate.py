@@ -46,7 +46,7 @@ class Evaluation:
         return worst(asked)
 
     def answered(self, question: Question) -> str:
-        """Return the answer as it is printed. Without a verdict on a job there is none on training."""
+        """Return the answer as it is printed. If no job was judged, it says nothing about training."""
         if question is PRACTICE or any(one.details["rule"] == WIRING or one.state in _FAULTS for one in self.verdicts):
             return self.answer(question).value
         return "no training is seen" if self.judged else "no pods to judge"

@@ -87,7 +87,7 @@ def _verdict(place: Place, seen: _Seen, title: str, kubectl: Kubectl, key: str |
     summary = f"{title} has no key {key}"
     remedy = f"did you mean {match}?" if match else f"add the key; it has {_listed(seen.keys)}"
     if pull:
-        return doubtful(place, f"{summary}: it is no pull secret", remedy)
+        return doubtful(place, f"{summary}: it is not a pull secret", remedy)
     return good(place, f"{summary}, which is optional") if optional else bad(place, summary, remedy)
 
 

@@ -134,7 +134,7 @@ class Tensor:
 
     def __post_init__(self) -> None:
         if self.dtype not in SIZES:
-            raise ValueError(f"dtype {self.dtype[:20]!r} is none of {', '.join(SIZES)}")
+            raise ValueError(f"dtype {self.dtype[:20]!r} is not one of {', '.join(SIZES)}")
         if len(self.shape) > _MOST_DIMENSIONS or math.prod(size or 1 for size in self.shape) > _LARGEST:
             raise ValueError(f"a tensor has more than {_MOST_DIMENSIONS} dimensions or 2^63 values")
         if len({shard.file for shard in self.shards}) < len(self.shards):

@@ -35,7 +35,7 @@ def saved(tmp_path: Path) -> Path:
 
 def test_every_value_is_read(saved: Path) -> None:
     tensors = DcpTensors(saved)
-    assert set(tensors.kinds) == {f"model.{name}" for name in TENSORS}, "objects that are no tensors are left out"
+    assert set(tensors.kinds) == {f"model.{name}" for name in TENSORS}, "objects that are not tensors are left out"
     for name, expected in TENSORS.items():
         found = whole(tensors, f"model.{name}")
         assert found.dtype == expected.dtype

@@ -98,7 +98,7 @@ def test_prune_shows_what_goes_and_asks(run: RunDir, capsys: pytest.CaptureFixtu
     assert cli.invoke(words) == 2
     told = capsys.readouterr()
     assert "  step-00000020\n" in told.err
-    assert "nobody answered, nothing was changed" in told.err
+    assert "without a terminal nothing was changed" in told.err
     assert committed_steps(run.checkpoints) == [20, 40, 60, 80]
     assert cli.invoke([*words, "--yes"]) == 0
     assert capsys.readouterr().out == f"{run.path}: deleted 1; kept steps: 40, 60, 80\n"
@@ -109,7 +109,7 @@ def test_prune_shows_what_goes_and_asks(run: RunDir, capsys: pytest.CaptureFixtu
 def test_quarantine_moves_a_step_aside(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["checkpoint", "quarantine", str(run.path), "--step"]
     assert cli.invoke([*words, "40"]) == 2
-    assert "aside (the newest one is then step 20): nobody answered" in capsys.readouterr().err
+    assert "aside (the newest one is then step 20): without a terminal" in capsys.readouterr().err
     assert cli.invoke([*words, "40", "--yes"]) == 0
     assert capsys.readouterr().out == "step 40 is kept as step-00000040.bad; the newest one is then step 20\n"
     assert (run.checkpoints / "LATEST").read_text() == "step-00000020\n"

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +36,7 @@ class Place:
     def ask(self, what: str, *, kind: Any = dict[str, Any], key: Path | None = None, **given: Any) -> Any:
         """Return the answer of `training.checkpoints` to a question, of the type `kind`.
 
-        Raises UserError for what cannot be answered. A pod's answer of another type is none.
+        Raises UserError for what cannot be answered, and for an answer of another type from a pod.
         """
         if self.job is not None:
             if self.run or self.name or key:
@@ -106,9 +105,6 @@ def confirm(question: str, names: Sequence[str], yes: bool) -> None:
     """Ask before something is deleted or moved, unless `yes`. Raises UserError if the answer is not yes."""
     for first in range(0, len(names), _NAMES_IN_LINE):
         output.note(f"  {'  '.join(names[first : first + _NAMES_IN_LINE])}")
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise UserError(f"{question}: nobody answered, nothing was changed", "--yes answers")
-    if output.ask(f"{question}? yes/no") != "yes":
-        raise UserError("nothing was changed")
+    if not yes:
+        unasked = UserError(f"{question}: without a terminal nothing was changed", "--yes agrees")
+        output.agree(question, unasked, UserError("nothing was changed"))

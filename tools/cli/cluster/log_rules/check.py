@@ -32,7 +32,7 @@ def command(rules: str, log: str, as_json: bool) -> int:
 
 
 def _too_slow(*_: object) -> None:
-    hint = "a pattern with nested repeats, such as (a+)+, can take for ever; the agent has no limit"
+    hint = "a pattern with nested repeats, such as (a+)+, may never end; the agent has no limit"
     raise UserError(f"the patterns took more than {SECONDS} s", hint, 1)
 
 
