@@ -121,10 +121,18 @@ def test_without_any_way_one_message_says_what_to_install(
     assert files_below(root) == []
 
 
-def test_a_failing_go_is_reported(path: Path, root: Path) -> None:
-    program(path, "go", "#!/bin/sh\necho 'go: no network' >&2\nexit 1\n")
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 'go: no network'; exit 1", "go: no network$"),
+        ("echo a.go:1: full disk; seq -f 'b.go:%g: no go' 99; echo end; exit 1", "a.go:1: full disk\n[^$]*end$"),
+        ("kill -9 $$", "exit code -9$"),
+    ],
+)
+def test_a_failing_go_is_reported(script: str, said: str, path: Path, root: Path) -> None:
+    program(path, "go", f"#!/bin/sh\nPATH=/usr/bin:/bin\nexec >&2\n{script}\n")
     told: list[str] = []
-    with pytest.raises(go_build.Unusable, match="go install failed: go: no network"):
+    with pytest.raises(go_build.Unusable, match=f"go install failed: {said}"):
         kustomize.go_install(root, told.append)
     assert "about half a minute" in told[0]
     assert files_below(root) == []

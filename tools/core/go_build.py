@@ -80,7 +80,8 @@ def module(path: str, version: str, environment: dict[str, str], progress: Progr
 def run(command: list[str], environment: dict[str, str], progress: Progress) -> str:
     """Run go in a workshop and report progress every few seconds; return its output.
 
-    Raises Unusable with the last lines of go that are not names of packages.
+    Raises Unusable with the first and the last lines of go that are not names of packages: a compiler's first error is
+    the cause, and many may follow.
     """
     what = " ".join(command[: next(index for index, word in enumerate(command) if word.startswith("-"))])
     place, null, pipe = environment["GOTMPDIR"], subprocess.DEVNULL, subprocess.PIPE
@@ -91,13 +92,15 @@ def run(command: list[str], environment: dict[str, str], progress: Progress) -> 
     with process:
         assert process.stdout is not None
         assert process.stderr is not None
-        said, reported = deque[str](maxlen=12), time.monotonic()
+        first, last, reported = list[str](), deque[str](maxlen=6), time.monotonic()
         for count, line in enumerate(process.stderr, 1):  # one line for each module and package
-            said.extend([line.rstrip()] if " " in line.strip() and "downloading" not in line else [])
+            if " " in line.strip() and "downloading" not in line:
+                (first if len(first) < 6 else last).append(line.rstrip())
             if time.monotonic() - reported > PROGRESS_SECONDS:
                 progress(f"  {count} modules and packages done")
                 reported = time.monotonic()
         answer = process.stdout.read()
     if process.returncode != 0:
-        raise Unusable(f"{what} failed: " + "\n".join(said))
+        said = "\n".join([*first, *last]) or answer.strip()  # `go mod download -json` has the error in its output
+        raise Unusable(f"{what} failed: {said or f'exit code {process.returncode}'}")
     return answer
