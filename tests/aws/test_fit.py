@@ -75,20 +75,30 @@ def test_a_label_of_which_nothing_is_known_is_neither_there_nor_absent(tmp_path:
     assert "FAIL" in queue
 
 
+DLC = "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:{}-gpu-py312-cu128-ubuntu22.04-ec2"
+
+
 @pytest.mark.parametrize(
-    ("name", "kubernetes", "state", "lines"),
+    ("name", "kubernetes", "image", "state", "lines"),
     [
-        ("gpu-hyperpod", None, "WARN", ["kubernetes 1.35: documented are 1.28 to 1.33", "kueue 0.19.2: documented"]),
-        ("lab", "1.33", "PASS", ["KUBERNETES_VERSION=1.33"]),
-        ("lab", "1.34", "WARN", ["kubernetes 1.34: documented are 1.28 to 1.33"]),
-        ("lab", "", "CANNOT TELL", ["no KUBERNETES_VERSION"]),
+        *(
+            ("gpu-hyperpod", None, image, "WARN", ["kubernetes 1.35: documented are 1.28 to 1.33", "kueue 0.19.2: doc"])
+            for image in (None, DLC.format("2.7.1"))
+        ),
+        ("lab", "1.33", DLC.format("2.7.1"), "PASS", ["KUBERNETES_VERSION=1.33", "torch 2.7.1"]),
+        ("lab", "1.33", "nvcr.io/nvidia/pytorch:24.12-py3", "PASS", ["torch 2.6"]),
+        ("lab", "1.33", DLC.format("2.8.0"), "WARN", ["torch 2.8.0: documented are 2.4.0 to 2.7.1"]),
+        ("lab", "1.33", None, "WARN", [": documented are 2.4.0 to 2.7.1", "trainer-cuda:0.1.0: torch 2."]),
+        ("lab", "1.33", "registry.example/ours@sha256:" + "0" * 64, "CANNOT TELL", ["torch unknown"]),
+        ("lab", "1.34", DLC.format("2.7.1"), "WARN", ["kubernetes 1.34: documented are 1.28 to 1.33"]),
+        ("lab", "", DLC.format("2.7.1"), "CANNOT TELL", ["no KUBERNETES_VERSION"]),
     ],
 )
 def test_the_operator_of_hyperpod_is_documented_for_some_versions(
-    name: str, kubernetes: str | None, state: str, lines: list[str], tmp_path: Path
+    name: str, kubernetes: str | None, image: str | None, state: str, lines: list[str], tmp_path: Path
 ) -> None:
     """The cluster of the repository takes newer ones, so that its jobs are PyTorchJobs: of these nothing is said."""
-    made = applied(locate.rendered(P5), Knobs(features=("hyperpod-job",)))
+    made = applied(locate.rendered(P5), Knobs(features=("hyperpod-job",), image=image))
     fact = f"KUBERNETES_VERSION={kubernetes}\n" if kubernetes else ""
     known = specs.load(repo.root(), name) if kubernetes is None else cluster(tmp_path, fact)
     (found,) = [one for one in fit.check(known, made) if "AWS documents" in one.summary]

@@ -4,6 +4,7 @@ A fact that is not there is unknown, and `none` means that the cluster has nothi
 """
 
 import itertools
+import re
 from collections.abc import Mapping
 from decimal import Decimal
 
@@ -20,6 +21,8 @@ from tools.workload import Role, Workload, kinds
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE = "base/plugins/kueue"
+OWN_IMAGE = re.compile(r"(?:^|/)trainer-(?:cpu|cuda)(?:[:@]|$)")
+LOCK = "requirements.lock"  # which these images install
 REASON = "the cluster must serve the job's kind and have its machines, claims and queue"
 
 
@@ -43,7 +46,7 @@ def check(cluster: Spec, manifests: Manifests) -> list[Verdict]:
         if queue:
             found.append(_named(cluster, "QUEUES", queue, f"the queue {queue}", "base/plugins/kueue/queue"))
         if job.kind == "HyperPodPyTorchJob":
-            found.append(_hyperpod(cluster))
+            found.append(_hyperpod(cluster, job))
     return list({one.summary: one for one in found}.values())
 
 
@@ -70,22 +73,36 @@ def _named(cluster: Spec, fact: str, name: str, what: str, remedy: str) -> Verdi
     return _verdict(State.FAIL, f"the cluster does not have {what}", hint, _at(cluster, fact))
 
 
-def _hyperpod(cluster: Spec) -> Verdict:
-    """Compare the cluster's versions with those for which AWS documents the operator of HyperPodPyTorchJobs."""
+def _hyperpod(cluster: Spec, job: Workload) -> Verdict:
+    """Compare the versions with those for which AWS documents the operator of HyperPodPyTorchJobs."""
     kubernetes, tags = cluster.get("KUBERNETES_VERSION"), _kueue(cluster)
-    outside = compatibility.outside_hyperpod({"kubernetes": [kubernetes] if kubernetes else [], "kueue": tags})
+    images = {str(one.get("image")): _torch(str(one.get("image"))) for one in job.training_containers()}
+    running: dict[str, set[str | None]] = {
+        "kubernetes": {kubernetes},
+        "kueue": set(tags),
+        "torch": set(images.values()),
+    }
+    outside = compatibility.outside_hyperpod({name: [one for one in texts if one] for name, texts in running.items()})
     seen = [_at(cluster, "KUBERNETES_VERSION"), *(f"{KUEUE}: Kueue {tag}" for tag in tags)]
-    torch = "torch " + " to ".join(compatibility.HYPERPOD_OPERATOR["torch"]) + " in the job's image"
+    seen += [f"{image}: torch {found or 'unknown'}" for image, found in images.items()]
     if outside:
-        remedy = f"submit a PyTorchJob (no feature hyperpod-job), or use documented versions, also {torch}"
-        summary = "AWS documents HyperPod's training operator for other versions than this cluster's"
+        remedy = "submit a PyTorchJob (no feature hyperpod-job), or use documented versions"
+        summary = "AWS documents HyperPod's training operator for other versions than these"
         return _verdict(State.WARN, summary, remedy, *outside, *seen)
-    if kubernetes is None:
-        summary = "whether AWS documents HyperPod's training operator for this Kubernetes is unknown"
-        return _verdict(State.CANNOT_TELL, summary, None, *seen)
-    return _verdict(
-        State.PASS, f"AWS documents HyperPod's training operator for these versions, and {torch}", None, *seen
-    )
+    if unknown := [name for name, texts in running.items() if None in texts]:
+        summary = f"whether AWS documents HyperPod's training operator for this {' and '.join(unknown)} is unknown"
+        oldest, newest = compatibility.HYPERPOD_OPERATOR[unknown[-1]]
+        remedy = f"compare {unknown[-1]} yourself: {oldest} to {newest} are documented"
+        return _verdict(State.CANNOT_TELL, summary, remedy, *seen)
+    return _verdict(State.PASS, "AWS documents HyperPod's training operator for these versions", None, *seen)
+
+
+def _torch(image: str) -> str | None:
+    """Return the torch of an image: the locked one for an image of images/, else by the name, or None."""
+    if not OWN_IMAGE.search(image):
+        return compatibility.torch_of_image(image)
+    locked = re.search(r"(?m)^torch==([\w.]+)", (repo.root() / LOCK).read_text(encoding="utf-8"))
+    return locked[1] if locked else None
 
 
 def _kueue(cluster: Spec) -> list[str]:

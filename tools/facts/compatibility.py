@@ -4,6 +4,7 @@ compatibility.yaml has the numbers and their sources. Facts about a series, such
 releases of it.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,6 +15,9 @@ from packaging.version import InvalidVersion, Version
 from tools.core.tables import load
 
 T = TypeVar("T")
+# The images of PyTorch, and those of AWS, which builds torch itself.
+TORCH_IMAGE = re.compile(r"(?:^|/)pytorch(?:-training|-inference)?:v?(\d+\.\d+(?:\.\d+)?)")
+NGC_IMAGE = re.compile(r"nvcr\.io/nvidia/pytorch:(\d\d\.\d\d)-")
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,21 @@ def series(text: str) -> str:
 def torch(text: str) -> Torch | None:
     """Return the facts about a torch release, or None if they are unknown."""
     return TORCH.get(series(text))
+
+
+def ngc(image: str) -> Ngc | None:
+    """Return what an NVIDIA PyTorch image contains, or None for another image or an unknown release."""
+    match = NGC_IMAGE.search(image)
+    return NGC.get(match[1]) if match else None
+
+
+def torch_of_image(image: str) -> str | None:
+    """Return the torch of a published image by its name, a release or a series, or None if it is unknown."""
+    if NGC_IMAGE.search(image):
+        row = ngc(image)
+        return row.torch if row else None
+    match = TORCH_IMAGE.search(image.split("@")[0])
+    return match[1] if match else None
 
 
 def torch_of_torchvision(text: str) -> str | None:

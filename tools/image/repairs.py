@@ -24,7 +24,6 @@ from tools.image.rules import versions
 from tools.image.rules.efa import RUNS
 from tools.image.rules.layers import TOOLS
 from tools.image.rules.runtime import QUOTED, ROOT, exec_form, with_exec
-from tools.image.rules.versions import NGC
 
 Repair = Callable[[Draft, Verdict], None]
 _TABLES: dict[str, Any] = tables.load("image/tables.yaml")
@@ -159,7 +158,8 @@ def torchaudio(draft: Draft, verdict: Verdict) -> None:
 def _own_torch(draft: Draft) -> versions.Torch:
     """Return the torch of the image. Raises UserError unless its whole release is known."""
     torch = versions.find_torch(draft.read())
-    if torch is None or not torch.whole or (torch.install is None and NGC.search(draft.read().dockerfile.final.image)):
+    of_nvidia = compatibility.NGC_IMAGE.search(draft.read().dockerfile.final.image)
+    if torch is None or not torch.whole or (torch.install is None and of_nvidia):
         raise Unsafe("the base has its own build of torch, for which the index may have no package")
     return torch
 

@@ -13,10 +13,7 @@ from tools.image.dockerfile.shell_script import script
 from tools.image.rules.rule import Location, Subject, at, of, rule
 
 BASE_CUDA = re.compile(r"(?:^|[^0-9a-z])cuda[-_]?(\d+\.\d+)|nvidia/cuda:(\d+\.\d+)|(?:^|-)cu(\d{3})(?:-|$)")
-# The images of PyTorch, and those of AWS, which builds torch itself.
-BASE_TORCH = re.compile(r"(?:^|/)pytorch(?:-training|-inference)?:v?(\d+\.\d+(?:\.\d+)?)")
 OFFICIAL = re.compile(r"^(?:docker\.io/)?pytorch/pytorch:")
-NGC = re.compile(r"nvcr\.io/nvidia/pytorch:(\d\d\.\d\d)-")
 CPU_BASE = re.compile(r"pytorch(?:-training|-inference):[^@]{0,128}-cpu-")
 BASE_PYTHON = re.compile(r"(?:^|/)python:(\d+\.\d+)|[-_]py(3)(\d{1,2})(?:-|$)")
 RUNTIME = re.compile(r"-(?:runtime|base)-|-(?:runtime|base)$|slim")
@@ -298,8 +295,8 @@ def flash_attn(subject: Subject) -> Iterator[Verdict]:
         return  # the lock's project has its own wheels and settings of builds
     place, needs = of(package), compatibility.FLASH_ATTN
     base = install.stage.image.split("@")[0]
-    match = BASE_CUDA.search(base)
-    if NGC.search(base) and not package.exact and "://" not in package.text:
+    match, ngc = BASE_CUDA.search(base), compatibility.NGC_IMAGE.search(base)
+    if ngc and not package.exact and "://" not in package.text:
         yield good(place, "NVIDIA's PyTorch images bring flash-attn, so that pip keeps theirs")
     elif torch and torch.number and torch.number < Version(needs["torch"]):
         yield bad(place, f"flash-attn needs torch {needs['torch']}, not {torch.version}", "a newer torch")
@@ -314,7 +311,7 @@ def flash_attn(subject: Subject) -> Iterator[Verdict]:
         yield bad(place, f"flash-attn is compiled, and {base} has no nvcc", DEVEL)
     elif match and match[1] and Version(match[1]) < Version(needs["cuda"]):
         yield bad(place, f"flash-attn needs CUDA {needs['cuda']}, not {match[1]}", "a newer base")
-    elif match or NGC.search(base):
+    elif match or ngc:
         yield good(place, "flash-attn is built where nvcc is")
     else:
         yield unclear(place, f"flash-attn is compiled, and it is unknown whether {base} has nvcc")
@@ -338,9 +335,9 @@ def _flash_wheel(place: Location, package: Package, torch: Torch | None) -> Iter
 @rule("python")
 def python(subject: Subject) -> Iterator[Verdict]:
     torch, base = find_torch(subject), subject.dockerfile.final.image
-    match, ngc = BASE_PYTHON.search(base), _ngc(base)
+    match, ngc = BASE_PYTHON.search(base), compatibility.ngc(base)
     row = torch.row if torch else None
-    if torch is None or row is None or not (match or ngc) or _base_torch(base) == torch.version:
+    if torch is None or row is None or not (match or ngc) or compatibility.torch_of_image(base) == torch.version:
         return
     has = (match[1] or f"{match[2]}.{match[3]}") if match else ngc.python if ngc else ""
     place = at(subject, subject.dockerfile.final.lineage()[0])
@@ -393,7 +390,7 @@ def _arch_list(subject: Subject, card: str, capability: str) -> Iterator[Verdict
 def find_torch(subject: Subject) -> Torch | None:
     """Return the torch of the image: an installed one, else that of the base."""
     found = subject.package("torch")
-    base = _base_torch(subject.dockerfile.final.image)
+    base = compatibility.torch_of_image(subject.dockerfile.final.image)
     if found and found[1].exact and base != found[1].exact:
         install, package = found
         asked = package.local or install.cuda or ""
@@ -407,7 +404,7 @@ def find_torch(subject: Subject) -> Torch | None:
 
 def base_cuda(subject: Subject) -> str | None:
     """Return the CUDA of the base image, by its name, or None."""
-    if ngc := _ngc(subject.dockerfile.final.image):
+    if ngc := compatibility.ngc(subject.dockerfile.final.image):
         return ngc.cuda
     match = BASE_CUDA.search(subject.dockerfile.final.image.split("@")[0])
     if match is None:
@@ -420,17 +417,3 @@ def _beside_torch(subject: Subject, name: str) -> Iterator[tuple[Torch, Package,
     found, torch = subject.package(name), find_torch(subject)
     if found is not None and torch is not None and found[1].exact is not None:
         yield torch, found[1], found[1].exact, _wrong(subject, found[0], torch)
-
-
-def _ngc(image: str) -> compatibility.Ngc | None:
-    match = NGC.search(image)
-    return compatibility.NGC.get(match[1]) if match else None
-
-
-def _base_torch(image: str) -> str | None:
-    """Return the torch of a base image by its name, a release or a series, or None if it is unknown."""
-    if NGC.search(image):
-        ngc = _ngc(image)
-        return ngc.torch if ngc else None
-    match = BASE_TORCH.search(image.split("@")[0])
-    return match[1] if match else None
