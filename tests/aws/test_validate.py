@@ -231,6 +231,16 @@ def test_the_command_passes_and_saves_a_snapshot(world: Callable[..., World], ya
     assert yard("validate", "gpu", "--from", str(tmp_path)).code == 2
 
 
+def test_where_only_trainjobs_are_served_these_are_tried(world: Callable[..., World], yard: Yard) -> None:
+    objects = whole()
+    objects[CRD] = [one for one in objects[CRD] if "pytorchjobs" not in one["metadata"]["name"]]
+    world(objects)
+    ran = yard("validate", "gpu")
+    assert (ran.code, "a TrainingRuntime is accepted (dry run)" in ran.out) == (0, True), ran.out
+    world(objects, refused=["delete"])
+    assert "may not delete trainjobs.trainer.kubeflow.org, delete trainingruntimes" in yard("validate", "gpu").out
+
+
 def test_a_webhook_is_waited_for_and_fails_when_it_stays_down(world: Callable[..., World], yard: Yard) -> None:
     world(whole(), webhook_fails=2)
     ran = yard("validate", "gpu")

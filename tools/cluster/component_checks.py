@@ -43,7 +43,7 @@ def operator(spec: Spec, snapshot: Snapshot) -> Finding | None:
     """Check that the API server serves PyTorchJobs: the CRD is established, and its webhooks have endpoints."""
     crd = snapshot.find(CRD, JOBS)
     if crd is None:
-        if snapshot.find(CRD, CONTROLLERS["trainer"]["type"]):
+        if serves_only_trainjobs(snapshot):
             return warn("operator", f"{JOBS} is not served, only TrainJob is", "--feature trainjob")
         return bad("operator", f"{JOBS} is not served", _apply(spec, "plugins", "training-operator"))
     if not _is_established(crd):
@@ -53,6 +53,11 @@ def operator(spec: Spec, snapshot: Snapshot) -> Finding | None:
         summary = "PyTorchJobs are served, but their webhook or controller does not answer"
         return bad("operator", summary, "wait, or check the pods of the operator", *silent)
     return good("operator", "PyTorchJobs are served, and their webhooks have endpoints")
+
+
+def serves_only_trainjobs(snapshot: Snapshot) -> bool:
+    """Return whether the API server serves TrainJobs and no PyTorchJobs."""
+    return snapshot.find(CRD, JOBS) is None and snapshot.find(CRD, CONTROLLERS["trainer"]["type"]) is not None
 
 
 def controllers(spec: Spec, snapshot: Snapshot) -> Finding | None:

@@ -7,6 +7,7 @@ accepts a job, and whether a policy keeps two pods apart. They are left out for 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tools.aws.retry_budget import Waiting
 from tools.cluster import component_checks, isolation, node_checks, platform
@@ -19,8 +20,8 @@ from tools.kube import Kubectl, Object
 from tools.kube.kubectl import each
 
 NAMESPACE = "base/plugins/namespace"
-# The permissions to submit, watch and end a job (base/pytorchjob, yard job).
-RIGHTS: list[list[str]] = tables.load("cluster/tables.yaml")["rights"]
+_TABLES = tables.load("cluster/tables.yaml")
+JOB_KINDS: dict[str, Any] = _TABLES["jobs"]
 WEBHOOK_SECONDS, WEBHOOK_POLL = 12.0, 3.0
 # The API server's messages about webhooks: of admission, in two spellings, and of conversion.
 WEBHOOK_DOWN = ("failed calling webhook", "failed to call webhook", "conversion webhook for")
@@ -58,34 +59,43 @@ def check(spec: Spec, snapshot: Snapshot) -> list[Finding]:
     return [one for one in found if one is not None]
 
 
-def ask(kubectl: Kubectl, spec: Spec) -> list[Finding]:
-    """Return the findings of the checks that only the API server can answer."""
+def ask(kubectl: Kubectl, spec: Spec, snapshot: Snapshot) -> list[Finding]:
+    """Return the findings of the checks that only the API server can answer, for the kind of jobs that it serves."""
+    kind = "TrainJob" if component_checks.serves_only_trainjobs(snapshot) else "PyTorchJob"
     questions: list[Callable[[], Finding]] = [
-        lambda: rights(kubectl, spec),
-        lambda: admission(kubectl, spec),
+        lambda: rights(kubectl, spec, kind),
+        lambda: admission(kubectl, spec, kind),
         lambda: isolation.probe(kubectl, spec.namespace),
     ]
     return each(lambda question: question(), questions)
 
 
-def rights(kubectl: Kubectl, spec: Spec) -> Finding:
-    """Check by access reviews that the caller has RIGHTS in the team's namespace."""
-    items = [_review(spec.namespace, verb, resource) for verb, resource in RIGHTS]
+def wanted_rights(kind: str) -> list[tuple[str, str]]:
+    """Return the permissions, verb and type, that jobs of a kind need."""
+    row = JOB_KINDS[kind]
+    own = [(verb, name) for name in row["types"] for verb in row["verbs"]]
+    return own + [(verb, name) for verb, name in _TABLES["rights"]]
+
+
+def rights(kubectl: Kubectl, spec: Spec, kind: str) -> Finding:
+    """Check by access reviews that the caller has the permissions that jobs need in the team's namespace."""
+    needed = wanted_rights(kind)
+    items = [_review(spec.namespace, verb, resource) for verb, resource in needed]
     listing = {"apiVersion": "v1", "kind": "List", "items": items}
     answer = "{.status.allowed}{'\\n'}"
     words = ("create", "--filename=-", f"--output=jsonpath={answer}")
     with Waiting("the cluster").during("access reviews"):
         done = kubectl.run(*words, stdin=json.dumps(listing))
     allowed = done.stdout.split()
-    if done.returncode != 0 or len(allowed) != len(RIGHTS):
+    if done.returncode != 0 or len(allowed) != len(needed):
         return unknown("rights", (done.stderr.strip().splitlines() or ["no answer"])[-1])
-    missing = [" ".join(one) for one, said in zip(RIGHTS, allowed, strict=True) if said != "true"]
+    missing = [" ".join(one) for one, said in zip(needed, allowed, strict=True) if said != "true"]
     if missing:
         remedy = "ask an administrator for the Role of base/plugins/namespace/team.yaml"
         if spec.get("CLUSTER_NAME"):
             remedy = f"yard cluster access {spec.title} PRINCIPAL --policy team --namespace {spec.namespace}"
         return bad("rights", f"in {spec.namespace} you may not {', '.join(missing)}", remedy)
-    return good("rights", f"in {spec.namespace} you may do all that a job needs ({len(RIGHTS)} access reviews)")
+    return good("rights", f"in {spec.namespace} you may do all that a job needs ({len(needed)} access reviews)")
 
 
 def _review(namespace: str, verb: str, resource: str) -> Object:
@@ -97,14 +107,15 @@ def _review(namespace: str, verb: str, resource: str) -> Object:
     return {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": spec}
 
 
-def admission(kubectl: Kubectl, spec: Spec) -> Finding:
+def admission(kubectl: Kubectl, spec: Spec, kind: str) -> Finding:
     """Check by a dry run that the API server accepts a job. Waits for a webhook that is not ready yet."""
 
-    job = tables.filled(tables.load("cluster/tables.yaml")["dry run"], {"namespace": spec.namespace})
+    job = tables.filled(JOB_KINDS[kind]["dry run"], {"namespace": spec.namespace})
+    title = f"a {job['kind']}"
 
     def dry_run() -> str | None:
         words = ("create", "--dry-run=server", "--filename=-")
-        with Waiting("the cluster").during("the dry run of a PyTorchJob"):
+        with Waiting("the cluster").during(f"the dry run of {title}"):
             done = kubectl.run(*words, stdin=json.dumps(job))
         if done.returncode == 0:
             return None
@@ -112,12 +123,12 @@ def admission(kubectl: Kubectl, spec: Spec) -> Finding:
 
     reason = _when_ready(dry_run)
     if reason is None:
-        return good("admission", "a PyTorchJob is accepted (dry run)")
+        return good("admission", f"{title} is accepted (dry run)")
     if "orbidden" in reason:
         return unknown("admission", reason)
     waited = f" for {WEBHOOK_SECONDS:.0f} s" if _is_down(reason) else ""
-    summary = f"a PyTorchJob is rejected{waited}: {reason}"
-    return bad("admission", summary, "see the findings `operator` and `namespace`")
+    summary = f"{title} is rejected{waited}: {reason}"
+    return bad("admission", summary, "see the findings `operator`, `controllers` and `namespace`")
 
 
 def _when_ready(attempt: Callable[[], str | None]) -> str | None:

@@ -19,7 +19,7 @@ def command(
     found = snapshot.load(recorded) if recorded else snapshot.collect(kubectl, spec.namespace)
     if keep:
         found.save(keep)
-    findings = validate.check(spec, found) + ([] if recorded else validate.ask(kubectl, spec))
+    findings = validate.check(spec, found) + ([] if recorded else validate.ask(kubectl, spec, found))
     if fix:
         findings = _fix(spec, kubectl, findings)
     findings += [] if recorded else bucket.check(session, spec)
@@ -34,7 +34,8 @@ def _fix(spec: Spec, kubectl: Kubectl, findings: list[Finding]) -> list[Finding]
     for change in changes:
         reason = validate.apply(kubectl, change)
         output.note(f"NOT fixed: {change.line}: {reason}" if reason else f"changed: {change.line}")
-    after = validate.check(spec, snapshot.collect(kubectl, spec.namespace)) + validate.ask(kubectl, spec)
+    seen = snapshot.collect(kubectl, spec.namespace)
+    after = validate.check(spec, seen) + validate.ask(kubectl, spec, seen)
     for change in validate.fixes(spec, after):
         output.note(f"not in effect: {change.line}")
     return after
