@@ -95,6 +95,15 @@ def test_without_the_operators_variables_each_pod_would_train_alone() -> None:
     assert wiring.analyse(made.job).verdict.state is not State.PASS
 
 
+def test_a_port_that_only_the_master_declares_does_not_matter() -> None:
+    item = job()
+    main = item["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
+    main["ports"] = [{"name": "pytorchjob-port", "containerPort": 24456}]
+    pods = migrated(item).job.pods()
+    assert wiring.analyse(migrated(item).job).verdict.state is State.PASS
+    assert {"name": "MASTER_PORT", "value": "24456"} in pods[0].container["env"]
+
+
 def test_restart_policy_exit_code_keeps_its_meaning() -> None:
     made = migrated(job(policy="ExitCode"))
     runtime = next(one for one in made.manifests.objects if one["kind"] == "TrainingRuntime")
@@ -120,6 +129,7 @@ def test_selectors_of_the_file_find_the_new_pods() -> None:
         ({"schedulingPolicy": {"queue": "x"}}, ELASTIC, "schedulingPolicy is left out"),
         ({"backoffLimit": None}, ELASTIC, "there was no backoffLimit"),
         ({}, {**ELASTIC, "maxReplicas": 4}, "elasticPolicy 2 to 4 becomes 2 nodes"),
+        ({}, ELASTIC, "the world has 2 ranks instead of as many as torchrun counts"),
     ],
 )
 def test_what_differs_is_said(run: Object, elastic: Object, said: str) -> None:

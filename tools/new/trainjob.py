@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tools.cells.renaming import write_hosts
-from tools.core import UserError, tables
+from tools.core import UserError, output, tables
 from tools.core.nested import mappings
 from tools.kube import Manifests, Object, quantity
 from tools.kube.json_patch import difference
@@ -19,7 +19,7 @@ from tools.workload import ControllerFault, Pod, Workload, kinds
 from tools.workload.indexed_job import INDEX
 from tools.workload.jobset import JobSet
 from tools.workload.operator_admission import DEFAULT_CONTAINER
-from tools.workload.operator_pods import LABEL
+from tools.workload.operator_pods import DEFAULT_PORT_NAME, LABEL
 from tools.workload.pytorchjob import PyTorchJob
 from tools.workload.trainjob import ANCESTOR, GROUP, NODE, RESERVED, TRAINER, TrainJob
 
@@ -47,7 +47,7 @@ class Migrated:
 def migrate(manifests: Manifests) -> Migrated:
     """Return the objects of a file with its PyTorchJob as a TrainJob. Raises UserError with what prevents it."""
     job = kinds.job_of(manifests)
-    _check(job)
+    today = _check(job)
     try:
         before = job.pods()
     except ControllerFault as problem:
@@ -78,15 +78,24 @@ def migrate(manifests: Manifests) -> Migrated:
     migrated = Migrated(Manifests(manifests.source, objects), said)
     if migrated.job.refused:
         raise _cannot(job, f"the TrainJob would be refused: {migrated.job.refused[0]}")
+    said += _resized(today, wiring.analyse(migrated.job))
     return migrated
+
+
+def _resized(before: wiring.Analysis, after: wiring.Analysis) -> Iterator[str]:
+    """Yield that the world has another size than today."""
+    old, new = (wiring.world_size(one.nodes) if one.one_world else None for one in (before, after))
+    if before.one_world and new is not None and new != old:
+        today = old or "as many as torchrun counts devices or processors"
+        yield f"the world has {output.count(new, 'rank')} instead of {today}"
 
 
 def _cannot(job: Workload, why: str, hint: str | None = None) -> UserError:
     return UserError(f"{job.title} cannot become a TrainJob: {why}", hint, 1)
 
 
-def _check(job: Workload) -> None:
-    """Raise UserError for a job that is not a PyTorchJob, is refused, or does not train as one world today."""
+def _check(job: Workload) -> wiring.Analysis:
+    """Return the wiring of today. Raises UserError for a job that is not a PyTorchJob, is refused, or not one world."""
     if not isinstance(job, PyTorchJob):
         raise UserError(f"{job.title} is not a PyTorchJob", "yard wiring judges a job of any kind")
     job.check_shape()
@@ -94,28 +103,39 @@ def _check(job: Workload) -> None:
         raise _cannot(job, f"it stands in {job.wrapper}, whose controller starts PyTorchJobs")
     if job.refused:
         raise _cannot(job, f"it is refused as it is: {job.refused[0]}", "yard preflight -f FILE")
-    verdict = wiring.analyse(job).verdict
+    today = wiring.analyse(job)
+    verdict = today.verdict
     if verdict.state.exit_code == 1:
         raise _cannot(job, f"it is not one world today: {verdict.summary}", verdict.remedy)
     if job.section("runPolicy").get("managedBy"):
         raise _cannot(job, "spec.runPolicy.managedBy: another cluster makes its pods")
+    return today
 
 
 def _template(job: Workload) -> Object:
     """Return the one pod template of all roles. Raises UserError where they differ."""
     first, *others = job.roles
+    template = _without_port(first.template)
     for role in others:
-        edit = next(difference(first.template, role.template), None)
+        edit = next(difference(template, _without_port(role.template)), None)
         if edit or role.restart_policy != first.restart_policy:
             keys = edit.keys if edit else ()
             where = "template" + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
             where = where if edit else "restartPolicy"
             raise _cannot(job, f"{first.name} and {role.name} differ in {where}, and all nodes of a TrainJob are equal")
-    template: Object = copy.deepcopy(first.template)
     for container in [*(template["spec"].get("initContainers") or []), *template["spec"]["containers"]]:
         for entry in container.get("env") or []:
             _move_field(job, entry)
     return template
+
+
+def _without_port(template: Object) -> Object:
+    """Return a copy of a template without the operator's port, which often only the Master declares."""
+    made = copy.deepcopy(template)
+    for container in made["spec"]["containers"]:
+        ports = [one for one in container.pop("ports", None) or [] if one.get("name") != DEFAULT_PORT_NAME]
+        container |= {"ports": ports} if ports else {}
+    return made
 
 
 def _move_field(job: Workload, entry: Object) -> None:
