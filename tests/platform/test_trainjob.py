@@ -193,18 +193,35 @@ def test_it_runs_here_at_the_port_that_is_asked_for() -> None:
 def test_submit_takes_the_kind_that_is_served(
     served: list[str], features: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "kubectl"
-    program.write_text((repo.root() / "tests/job/kubectl.py").read_text(encoding="utf-8"), encoding="utf-8")
-    program.chmod(0o755)
-    (tmp_path / "objects.json").write_text(json.dumps({key: [] for key in served}), encoding="utf-8")
-    monkeypatch.setenv("STAND_IN", str(tmp_path))
+    _serving(served, tmp_path, monkeypatch)
     cell = locate.rendered(SMALLEST)
     notes: list[str] = []
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     knobs = submit.with_served_kind(Kubectl(None, "team"), cell, Knobs(nodes=3), notes.append)
     assert knobs == Knobs(nodes=3, features=features)
     assert said in " ".join(notes)
     assert bool(notes) is bool(said)
+
+
+def _serving(served: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a stand-in for kubectl on PATH, whose cluster serves these kinds."""
+    program = folder / "kubectl"
+    program.write_text((repo.root() / "tests/job/kubectl.py").read_text(encoding="utf-8"), encoding="utf-8")
+    program.chmod(0o755)
+    (folder / "objects.json").write_text(json.dumps({key: [] for key in served}), encoding="utf-8")
+    monkeypatch.setenv("STAND_IN", str(folder))
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_submit_names_the_way_for_a_pytorchjob_that_is_not_a_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _serving(["trainjobs.trainer.kubeflow.org"], tmp_path, monkeypatch)
+    pod = {"spec": {"containers": [{"name": "pytorch", "image": "a:1", "command": ["python", "t.py"]}]}}
+    spec = {"pytorchReplicaSpecs": {"Master": {"replicas": 1, "template": pod}}}
+    item = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "a"}, "spec": spec}
+    with pytest.raises(UserError, match="serves TrainJob and not PyTorchJob") as caught:
+        submit.with_served_kind(Kubectl(None, "team"), Manifests("job.yaml", [item]), Knobs(), print)
+    assert (caught.value.code, caught.value.hint) == (1, "yard migrate -f job.yaml > trainjob.yaml")
 
 
 @pytest.mark.parametrize("refusals", [0, 1, 99])

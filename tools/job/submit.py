@@ -2,10 +2,11 @@
 
 import functools
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tools.cells.knobs import Knobs
+from tools.cells.knobs import Knobs, applied
 from tools.core import Say, State, UserError, wait
 from tools.job.snapshot import LiveJob, lookup
 from tools.job.snapshot.live_job import EVERY, kind_of
@@ -160,7 +161,10 @@ def awaits_runtime(kubectl: Kubectl, manifests: Manifests) -> Workload | None:
 
 
 def with_served_kind(kubectl: Kubectl, manifests: Manifests, knobs: Knobs, say: Say) -> Knobs:
-    """Return the knobs, with the feature that makes a PyTorchJob a TrainJob where only that is served."""
+    """Return the knobs, with the feature that makes a PyTorchJob a TrainJob where only that is served.
+
+    Raises UserError for a PyTorchJob that is not a cell's.
+    """
     if kinds.job_of(manifests).kind != PyTorchJob.kind or FEATURE in knobs.features:
         return knobs
     done = kubectl.run("api-resources", "--verbs=create", "--output=name")
@@ -170,6 +174,11 @@ def with_served_kind(kubectl: Kubectl, manifests: Manifests, knobs: Knobs, say: 
     if PyTorchJob.resource in served:
         say(f"kind: PyTorchJob; the cluster serves TrainJob too: --feature {FEATURE}")
         return knobs
+    try:
+        applied(manifests, Knobs(features=(FEATURE,)))
+    except UserError:
+        message = f"{manifests.source}: the cluster serves TrainJob and not PyTorchJob"
+        raise UserError(message, f"yard migrate -f {shlex.quote(manifests.source)} > trainjob.yaml", 1) from None
     say(f"kind: TrainJob (--feature {FEATURE}), because the cluster does not serve PyTorchJob")
     return replace(knobs, features=(*knobs.features, FEATURE))
 
@@ -237,6 +246,6 @@ def resumes(job: LiveJob | None, change: str, resume: bool, replace: bool) -> bo
     return True
 
 
-def uid_of(applied: list[Applied], item: Object) -> str:
+def uid_of(objects: list[Applied], item: Object) -> str:
     """Return the UID of an object that was applied."""
-    return next(one.uid for one in applied if (one.kind, one.name) == (item["kind"], name_of(item)))
+    return next(one.uid for one in objects if (one.kind, one.name) == (item["kind"], name_of(item)))
