@@ -55,7 +55,11 @@ class Running:
         return not pod or "deletionTimestamp" in pod["metadata"]
 
     def end_pod(self, index: int, phase: str, code: int, **status: Any) -> str:
-        """Write a pod's end as its kubelet would, and return the pod's UID."""
+        """Write a pod's end as its kubelet would, and return the pod's UID.
+
+        The operator deletes a failed pod by its name, on a busy machine a second time after it was made again.
+        """
+        self.kube.wait(f"worker {index}", lambda: bool(self.pod(index)), 60)
         pod = self.pod(index)
         ended = {"exitCode": code, "reason": "Error" if code else "Completed"}
         container = {"name": "pytorch", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
