@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import html
 import json
+import os
+import random
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from tests.job.conftest import Cluster, NewWorld, Yard
 from tests.plan.test_plan import run
-from tools.cells import matrix
+from tools.cells import knobs, matrix
+from tools.cells.knobs import Knobs
+from tools.cells.trainer_config import config_texts
 from tools.cli import invoke
+from tools.cli.plan import calibrate as command
 from tools.core import repo
+from tools.plan.layout import CARDS, FITTED, Card
 from tools.plan.outlook import Plan
 
 NAME = "p5/llama-3-1-8b"
@@ -54,3 +64,82 @@ def test_status_and_why_compare_a_run_with_its_plan(
     printed = yard.out("why", code=int(said != "as planned"))
     assert (said in printed) == (said != "as planned")
     assert ("until gradients are exchanged" in printed) == (said != "as planned")
+
+
+SLOW = """
+import runpy, sys, time
+from training.trainer.parallelize import Parallel
+
+seconds, plain = float(sys.argv.pop()), Parallel.exchange_rest
+
+
+def slow(self, device):
+    time.sleep(seconds)  # a network that takes so much longer
+    plain(self, device)
+
+
+Parallel.exchange_rest = slow
+runpy.run_module("training.pretrain", run_name="__main__")
+"""
+SETTINGS = (
+    "model.vocab_size=512", "train.steps=16", "train.eval_every=16", "train.eval_sequences=2",
+    "checkpoint.every=16", "device.compile=off",
+)  # fmt: skip
+
+
+def trained(folder: Path, name: str, seconds: float) -> Path:
+    """The run directory of two real ranks of cpu/llama-tiny, whose exchange takes so many seconds more."""
+    draw, config, corpus = random.Random(0), folder / f"config-{name}", folder / "corpus"
+    cell = knobs.rendered("cpu/llama-tiny", None, Knobs(settings=(*SETTINGS, f"data.source={corpus}")))
+    for directory in (config, corpus):
+        directory.mkdir(exist_ok=True)
+    for layer, (_, text) in config_texts(cell, repo.root()).items():
+        (config / f"{layer}.yaml").write_text(text, encoding="utf-8")
+    for index in range(40):
+        words = ("".join(draw.choices("abcdefgh", k=draw.randint(2, 7))) for _ in range(3000))
+        (corpus / f"{index:02d}.txt").write_text(" ".join(words), encoding="utf-8")
+    program = folder / "slow.py"
+    program.write_text(SLOW, encoding="utf-8")
+    environment = {
+        **os.environ, "TRAINYARD_RUN": str(folder / name), "TRAINYARD_DATA": str(folder / "data"),
+        "TRAINYARD_CPUS": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repo.root()),
+    }  # fmt: skip
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
+    done = subprocess.run(
+        [*torchrun, "--config", str(config), str(seconds)],
+        env=environment, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / name
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_real_run_is_calibrated_and_a_slower_one_is_explained(
+    world: NewWorld, cluster: Cluster, yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The first run gives the processor's constants; the second waits three planned steps in each exchange."""
+    first, facts = trained(tmp_path, "first", 0.0), tmp_path / "calibrated.yaml"
+    monkeypatch.setattr(command, "PATH", str(facts))
+    changes = [word for setting in SETTINGS for word in ("--set", setting)]
+    assert invoke(["plan", "calibrate", str(first), "cpu/llama-tiny", *changes]) == 0
+    assert "matmul CPU" in capsys.readouterr().out
+    kept = yaml.safe_load(facts.read_text(encoding="utf-8"))
+    monkeypatch.setitem(CARDS, "CPU", Card("CPU", **kept["cards"]["CPU"]))
+    monkeypatch.setitem(FITTED, "matmul CPU", kept["fitted"]["matmul CPU"])
+    assert invoke(["plan", "show", "cpu/llama-tiny", *changes]) == 0
+    assert "tokens/s" in capsys.readouterr().out
+    made = world()
+    home = cluster(made)
+    shutil.copytree(first, home / "volume", dirs_exist_ok=True)
+    told = yard.json("status")["training"]["plan"]
+    assert told["says"].endswith("as planned")
+    assert told["measured_s"] == pytest.approx(told["step_s"], rel=0.1)
+    slow = trained(tmp_path, "slow", 3 * told["step_s"])
+    shutil.copytree(slow, home / "volume", dirs_exist_ok=True)
+    assert "slower than planned by" in yard.json("status")["training"]["plan"]["says"]
+    printed = yard.out("why", code=1)
+    assert "slower than planned by" in printed
+    assert "x: exposed communication" in printed
+    assert "until gradients are exchanged" in printed

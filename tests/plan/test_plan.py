@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import shutil
@@ -18,14 +19,14 @@ import yaml  # type: ignore[import-untyped]
 
 from tests.plan import error
 from tools import cli
-from tools.cells import matrix
+from tools.cells import hardware, matrix
 from tools.cells.memory import room_of, room_on
 from tools.cli.plan import _shown
 from tools.core import repo
 from tools.facts.instances import INSTANCES
 from tools.plan import calibrate, search, speed
-from tools.plan.layout import CARDS, FITTED, Layout, Machine, Shape
-from tools.plan.outlook import Plan, Run, on_instance
+from tools.plan.layout import CARDS, FITTED, Layout, Machine, Shape, card_of
+from tools.plan.outlook import KEYS, Plan, Run, on_instance
 from training.device.peaks import card_peak
 
 ROOT = repo.root()
@@ -106,7 +107,7 @@ def test_a_slow_network_is_exposed() -> None:
     fast, tcp = ({one.name: one.seconds for one in speed.terms(LLAMA, layout, it, FITTED)} for it in (H100, slow))
     name = "exchange of weights and gradients"
     assert tcp[name] > 10 * fast[name]
-    assert tcp["matrix products"] == fast["matrix products"]
+    assert tcp["MLP products"] == fast["MLP products"]
 
 
 def test_young_and_daly() -> None:
@@ -123,12 +124,12 @@ def test_young_and_daly() -> None:
 def test_the_front_is_what_brute_force_finds() -> None:
     """Every combination is planned here once more: the front is those that no other beats in time or cost."""
     machines = [(INSTANCES[name], room_on(INSTANCES[name])) for name in ("p5.48xlarge", "p4d.24xlarge")]
-    base, tried = run(), product(machines, search.NODES, search.MICRO, search.RECOMPUTE, (0, 1))
+    base, tried = run(), product(machines, search.NODES, search.MICRO, search.RECOMPUTE, ("all", "node", "none"))
     pairs = set()
-    for (instance, room), nodes, micro, recompute, replicas in tried:
+    for (instance, room), nodes, micro, recompute, which in tried:
         with contextlib.suppress(ValueError):  # the ranks cannot share the batch
-            shard = {"shard": 1} if replicas else {}
-            other = on_instance(base, instance, nodes, room, micro=micro, recompute=recompute, **shard)
+            shard = {"all": 8 * nodes, "node": 8, "none": 1}[which]
+            other = on_instance(base, instance, nodes, room, micro=micro, recompute=recompute, shard=shard)
             every = round((Plan(other).best_interval_s or 3600) / (Plan(other).step_s or 1))
             plan = Plan(replace(other, save_every=min(max(1, every), other.steps)))
             if plan.memory.fits and plan.hours and plan.cheapest:
@@ -217,7 +218,17 @@ def test_calibrates_from_the_logs_of_others(
         (["show", "p5/llama-9"], 2, "no such cell"),
         (["search", "llama-3-1-8b", "--gpus", "p5", "--budget", "1"], 1, "nothing fits"),
         (["search", "llama-3-1-8b", "--gpus", "p9"], 2, "known: g5, g6"),
-        (["search", "llama-3-1-8b", "--deadline", "soon"], 2, "--deadline 7d"),
+        (
+            ["search", "llama-3-1-8b", "--gpus", "p6-b200"],
+            2,
+            "B200 is a card that tools/facts/cards.yaml does not have",
+        ),
+        (["search", "llama-3-1-8b", "--gpus", "L40S, H200", "--deadline", "1d12h"], 0, "p5e.48xlarge"),
+        *(
+            (["search", "llama-3-1-8b", "--deadline", text], 2, "--deadline 7d")
+            for text in ("soon", "0d", "7 d", "-1h", "")
+        ),
+        *((["search", "llama-3-1-8b", "--budget", text], 2, "--budget") for text in ("0", "-5", "nan", "inf")),
         (["search", "llama-3-1-9b"], 2, "did you mean llama-3-1-8b?"),
         (["diff", "no-such-revision"], 2, "no such commit"),
     ],
@@ -238,8 +249,7 @@ def test_a_gpu_of_an_unnamed_machine_is_unknown(tmp_path: Path, capsys: pytest.C
     assert cli.invoke(["plan", "show", "-f", str(path)]) == 3
     shown = capsys.readouterr().out
     assert "of unknown GiB a process\n" in shown
-    assert "unknown: a GPU on machines without a type" in shown
-    assert "add the card to tools/facts/cards.yaml" in shown
+    assert "unknown: own-machine, a type of machine that tools/facts/instances.yaml does not have" in shown
 
 
 def test_json_has_every_term(capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,3 +260,120 @@ def test_json_has_every_term(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["memory"]["needed"] == sum(one["bytes"] for one in told["memory"]["terms"])
     assert told["usd"]["reservation"] is None
     assert told["hours"][1] < told["hours"][0] < told["hours"][2]
+
+
+PODS = yaml.safe_load("""
+spec:
+  nodeSelector: {node.kubernetes.io/instance-type: p5.48xlarge}
+  containers: [{name: a, image: b, command: [python, train.py], resources: {limits: {nvidia.com/gpu: 8}}}]
+""")
+RANKS = copy.deepcopy(PODS)
+RANKS["spec"]["containers"][0]["command"] = ["torchrun", "train.py"]
+LAUNCHER = {"spec": {"containers": [{"name": "l", "image": "b", "command": ["mpirun", "python", "train.py"]}]}}
+MPI = {"Launcher": {"replicas": 1, "template": LAUNCHER}, "Worker": {"replicas": 4, "template": PODS}}
+GROUP = {"size": 2, "leaderTemplate": PODS, "workerTemplate": PODS}
+JOB = {"parallelism": 4, "completions": 4, "completionMode": "Indexed", "template": RANKS}
+KINDS = {
+    "kubeflow.org/v1 PyTorchJob": {"pytorchReplicaSpecs": {"Worker": {"replicas": 4, "template": RANKS}}},
+    "batch/v1 Job": JOB,
+    "jobset.x-k8s.io/v1alpha2 JobSet": {"replicatedJobs": [{"name": "w", "template": {"spec": JOB}}]},
+    "batch.volcano.sh/v1alpha1 Job": {"tasks": [{"name": "w", "replicas": 4, "template": RANKS}]},
+    "kubeflow.org/v2beta1 MPIJob": {"mpiReplicaSpecs": MPI},
+    "leaderworkerset.x-k8s.io/v1 LeaderWorkerSet": {"replicas": 2, "leaderWorkerTemplate": GROUP},
+    "ray.io/v1 RayJob": {"rayClusterSpec": {"workerGroupSpecs": [{"replicas": 4, "template": PODS}]}},
+}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_what_can_be_said_of_a_job_without_a_known_model(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four machines of any kind of job: their number, GPUs, price, network; the rest is unknown, with what to do."""
+    version, _, name = kind.partition(" ")
+    item = {"apiVersion": version, "kind": name, "metadata": {"name": "own"}, "spec": KINDS[kind]}
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps(item), encoding="utf-8")
+    assert cli.invoke(["plan", "show", "-f", str(path)]) == 3
+    shown = capsys.readouterr().out
+    assert "4 x p5.48xlarge, 32 processes" in shown
+    assert "unknown of 80.0 GiB a process" in shown
+    assert "an hour (2026-07)" in shown
+    assert "EFA, 3,200 Gbit/s a node" in shown
+    assert "yard job metrics" in shown
+    assert cli.invoke(["plan", "show", "-f", str(path), "--json"]) == 3
+    told = json.loads(capsys.readouterr().out)
+    assert tuple(told) == KEYS
+    assert (told["gpus"], told["memory"]["needed"], told["hours"]) == (32, None, None)
+    assert told["usd_per_hour"]["on demand"] > 0
+
+
+def test_pods_of_several_machines_are_not_planned_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["render", "p5/llama-3-1-8b"]) == 0
+    path, text = tmp_path / "job.yaml", capsys.readouterr().out
+    path.write_text(text.replace("ml.p5en.48xlarge", "p4d.24xlarge"), encoding="utf-8")
+    assert cli.invoke(["plan", "show", "-f", str(path)]) in (1, 3)
+    shown = capsys.readouterr().out
+    assert "its pods may take p4d.24xlarge, p5en.48xlarge, and the slowest sets the pace" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("NVIDIA-H100-80GB-HBM3", "H100"), ("NVIDIA-A100-SXM4-40GB", "A100-40"), ("NVIDIA L40S", "L40S"),
+        ("NVIDIA-H100-PCIe", None), ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", None), ("NVIDIA-L40", None), ("MI300X", None),
+    ],
+)  # fmt: skip
+def test_cards_as_nodes_name_them(name: str, card: str | None) -> None:
+    found = card_of(name, 40_960)
+    assert (found.name if found else None) == card
+
+
+def test_a_node_of_your_own_without_a_known_network(tmp_path: Path) -> None:
+    node = {"labels": {"pool": "a"}, "cpus": "64", "memory": "500Gi", "devices": {"nvidia.com/gpu": 8}}
+    node |= {"device": "NVIDIA-H100-80GB-HBM3", "device_memory": "80Gi"}
+    for more, known in (({}, False), ({"network_mbps": 400_000, "price_usd_per_hour": 20.0}, True)):
+        machine = hardware.machine("lab", {"node": {**node, **more}})
+        plan = Plan(on_instance(run(), machine, 4, room_on(machine)))
+        assert (plan.step_s is not None) is known
+        assert ("network_mbps" in plan.why_unknown) is not known
+        assert plan.prices["on demand"] == (80.0 if known else None)
+        assert Plan(on_instance(run(), machine, 1, room_on(machine))).step_s  # one node needs no network
+
+
+def test_a_published_config_is_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_key_value_heads": 8, **sizes}
+    config |= {"vocab_size": 128256, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "hidden_act": "silu"}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert cli.invoke(["plan", "search", str(tmp_path), "--gpus", "p5"]) == 0
+    assert "first: yard new model NAME --from" in capsys.readouterr().out
+    assert cli.invoke(["plan", "search", str(tmp_path / "nothing")]) == 2
+
+
+def test_what_a_changed_matrix_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(ROOT / "overlays", tmp_path / "overlays")
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.com")
+    for words in (("init", "-q", "-b", "main"), ("add", "."), (*identity, "commit", "-qm", "before")):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    path = tmp_path / "overlays/matrix.yaml"
+    table = yaml.safe_load(path.read_text(encoding="utf-8"))
+    cells = table["cells"]["p5"]
+    cells["llama-3-1-8b"]["nodes"] = 8
+    cells["llama-3-1-8b"]["parallel"]["micro_batch_size"] = 1
+    del cells["llama-3-1-70b"]
+    path.write_text(yaml.safe_dump(table, sort_keys=False), encoding="utf-8")
+    monkeypatch.setattr(repo, "root", lambda: tmp_path)
+    assert cli.invoke(["plan", "diff", "main"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in shown[1:5:2]] == [
+        ["p5/llama-3-1-70b", "before", "8"],
+        ["p5/llama-3-1-8b", "before", "4"],
+    ]
+    assert shown[4].startswith("p5/llama-3-1-8b   now     8 x p5en.48xlarge")
+    assert shown[-1].startswith("together: $")
+    assert cli.invoke(["plan", "diff", "main", "--json"]) == 0
+    before, now = json.loads(capsys.readouterr().out)["p5/llama-3-1-8b"]
+    assert (before["nodes"], now["nodes"]) == (4, 8)
+    assert now["hours"][0] < before["hours"][0]

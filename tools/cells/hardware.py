@@ -45,6 +45,8 @@ class OwnNode(BaseModel):
     device_memory: Amount = 0  # bytes of one device
     efa: int = Field(0, ge=0, le=64)
     hugepages: Amount = 0  # allocatable bytes in pages of 2 MiB
+    network_mbps: int = Field(0, ge=0)  # that leave the node; 0: unknown
+    price_usd_per_hour: float | None = Field(None, gt=0, allow_inf_nan=False)  # None: unknown
 
     def machine(self, name: str) -> Instance:
         """Return the node as a machine. Raises UserError for devices that no image of the trainer knows."""
@@ -69,8 +71,8 @@ class OwnNode(BaseModel):
             efa=self.efa,
             hugepages_2mi_mib=int(self.hugepages / MIB),
             nvme_gb=0,
-            network_mbps=0,
-            price_usd_per_hour=None,
+            network_mbps=self.network_mbps,
+            price_usd_per_hour=self.price_usd_per_hour,
             architecture="amd64",
             labels=tuple(self.labels.items()),
         )

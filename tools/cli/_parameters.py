@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -62,12 +63,22 @@ def _parameter(name: str, row: Any, hint: Any) -> click.Parameter:
     return click.Option([*flags, name], help=text, required=required, **settings)
 
 
+class _Finite(click.FloatRange):
+    """Numbers in a range, which nan and inf are not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a number.", param, ctx)
+        return number
+
+
 def _type(kind: Any, row: Mapping[str, Any]) -> click.ParamType[Any, Any]:
     if "choices" in row:
         return click.Choice(row["choices"])
     if "least" in row:
         limits = (row["least"], row.get("most"))
-        return click.FloatRange(*limits, min_open=row.get("open", False)) if kind is float else click.IntRange(*limits)
+        return _Finite(*limits, min_open=row.get("open", False)) if kind is float else click.IntRange(*limits)
     if kind is Path:
         return click.Path(path_type=Path, **row.get("path", {}))
     found: click.ParamType[Any, Any] = click.types.convert_type(kind)

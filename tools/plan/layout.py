@@ -1,6 +1,7 @@
 """What a run is to the planner: the architecture, how ranks share the work, the card and its links."""
 
 import math
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -110,10 +111,29 @@ class Card:
     error: float = 0.0  # nine in ten errors are smaller; 0: as the table of all cards
 
 
+# Cards that share a name's first word and have other peaks or links.
+_OTHER_FORMS = {"pcie", "nvl", "mig"}
 _TABLE: dict[str, Any] = load("facts/cards.yaml")
 CALIBRATED: dict[str, Any] = load("facts/calibrated.yaml")  # by `yard plan calibrate`
 CARDS = {name: Card(name, **row) for name, row in {**_TABLE["cards"], **CALIBRATED["cards"]}.items()}
 FITTED: dict[str, float] = {**_TABLE["fitted"], **CALIBRATED["fitted"]}
+
+
+def card_of(name: str, mib: int) -> Card | None:
+    """Return the card of a name such as `H100` or `NVIDIA-H100-80GB-HBM3` with that memory, None if it is unknown."""
+    words = re.split(r"[-_ ]", name)
+    if _OTHER_FORMS & {word.casefold() for word in words}:
+        return None
+    keys = (key for word in words for key in (word, f"{word}-{40 if mib < 50_000 else 80}"))
+    return next((CARDS[key] for key in keys if key in CARDS), None)
+
+
+def source_of(constant: str) -> str:
+    """Return where a fitted constant comes from."""
+    if constant in CALIBRATED["sources"]:
+        return f"fitted to {CALIBRATED['sources'][constant]}"
+    derived = constant.rpartition(" ")[2] in _TABLE["derived"]["cards"]
+    return str(_TABLE["derived"]["source"] if derived else _TABLE["fitted_source"])
 
 
 @dataclass(frozen=True)
@@ -227,15 +247,13 @@ class Machine:
     """The card of a run, and the bytes a second that leave a node."""
 
     card: Card
-    network: float
+    network: float  # 0: unknown
     network_name: str
 
     @classmethod
     def of(cls, instance: Instance) -> Self | None:
-        """Return an EC2 machine, or None where its card is not in the facts."""
-        name = instance.accelerator or ""
-        size = f"{name}-{40 if instance.accelerator_memory_mib < 50_000 else 80}"
-        card = CARDS.get(name) or CARDS.get(size)
+        """Return a machine, or None where its card is not in the facts."""
+        card = card_of(instance.accelerator or "", instance.accelerator_memory_mib)
         if card is None:
             return None
         return cls(card, instance.network_mbps * 1e6 / 8, "EFA" if instance.efa else "TCP")

@@ -16,11 +16,74 @@ from training.config import Config
 from training.run.ledger import ettr
 
 OFFERS: dict[str, Any] = load("facts/offers.yaml")
+FITTED_ERROR: Mapping[str, float] = load("facts/cards.yaml")["error"]
 UNKNOWN_CARD = "a card that tools/facts/cards.yaml does not have"
 WHAT_TO_DO = (
     "measure a matrix product of 8192 x 8192 x 8192 in bf16 and `yard job nccl-test`, "
     "add the card to tools/facts/cards.yaml, then run `yard plan calibrate` on its first run"
 )
+WHICH_NETWORK = (
+    "measure it with `yard job nccl-test`, and write network_mbps into the machine's `node` in overlays/matrix.yaml"
+)
+# The keys of a plan in JSON. All are always there; null is unknown.
+KEYS = (
+    "name", "instance", "nodes", "gpus", "memory", "step_s", "unknown", "step", "tokens_per_s", "mfu", "tokens",
+    "hours", "usd_per_hour", "usd", "checkpoint", "between_failures_s", "ettr", "network",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """The machines of a job, and what they cost: all that is known of a job whose model is not."""
+
+    name: str
+    instance: Instance | None
+    nodes: int
+    room: Room
+    why_unknown: str = ""
+
+    @property
+    def place(self) -> "Place":
+        return self
+
+    @property
+    def gpus(self) -> int:
+        """Ranks, or GPUs and Neuron cores."""
+        return self.nodes * self.room.processes
+
+    @property
+    def prices(self) -> dict[str, float | None]:
+        """USD an hour for all nodes, by kind of offer; None is unknown."""
+        name = self.instance.name if self.instance else ""
+        known = {kind: OFFERS[kind]["prices"].get(name) for kind in ("spot", "capacity block", "reservation")}
+        each = {"on demand": self.instance.price_usd_per_hour if self.instance else None, **known}
+        return {kind: None if price is None else price * self.nodes for kind, price in each.items()}
+
+    @property
+    def network(self) -> str:
+        """What leaves a node."""
+        if self.nodes == 1:
+            return "none: one node"
+        if self.instance is None or not self.instance.network_mbps:
+            return "unknown"
+        kind = "EFA" if self.instance.efa else "TCP"
+        return f"{kind}, {self.instance.network_mbps / 1000:,.0f} Gbit/s a node"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it in the form of a plan."""
+        prices = self.prices
+        return dict.fromkeys(KEYS) | {
+            "name": self.name,
+            "instance": self.instance.name if self.instance else None,
+            "nodes": self.nodes,
+            "gpus": self.gpus,
+            "memory": {"needed": None, "there": self.room.nbytes or None, "fits": None, "terms": []},
+            "unknown": self.why_unknown,
+            "step": [],
+            "usd_per_hour": prices,
+            "usd": dict.fromkeys(prices),
+            "network": self.network,
+        }
 
 
 @dataclass(frozen=True)
@@ -36,22 +99,30 @@ class Run:
     steps: int
     save_every: int
     evaluated: float = 0.0  # steps' worth of held-out sequences, over the whole run
+    kept: int = 2  # checkpoints that stay on the volume
+    beside: bool = False  # whether a save is written while training continues
 
     @classmethod
     def of(cls, name: str, config: Config, nodes: int, room: Room, instance: Instance | None) -> "Run":
         """Return the run of a configuration. Raises ConfigError if the ranks cannot share the batch."""
         layout = Layout.of(config, nodes, room.processes)
-        recipe = config.train
+        recipe, saves = config.train, config.checkpoint
         evaluations = 1 + (recipe.steps - 1) // recipe.eval_every
+        milestones = recipe.steps // saves.keep_every if saves.keep_every else 0
         return cls(
             name, Shape.of(config), layout, room, instance, _machine(config, instance, room),
-            recipe.steps, config.checkpoint.every,
+            recipe.steps, saves.every,
             evaluations * recipe.eval_sequences / recipe.global_batch_size / 3,  # a forward pass is a third
+            saves.keep + saves.keep_best + milestones, saves.asynchronous,
         )  # fmt: skip
 
     @property
     def nodes(self) -> int:
         return nodes_of(self.layout)
+
+    @property
+    def place(self) -> Place:
+        return Place(self.name, self.instance, self.nodes, self.room)
 
 
 def _machine(config: Config, instance: Instance | None, room: Room) -> Machine | None:
@@ -67,6 +138,7 @@ class Plan:
     """The outlook of a run. Times are None where the card is unknown."""
 
     run: Run
+    unclear: str = ""  # why its machines are not known
 
     @cached_property
     def memory(self) -> Estimate:
@@ -75,27 +147,40 @@ class Plan:
     @cached_property
     def steps(self) -> list[Step]:
         run = self.run
-        if run.machine is None or not speed.used(run.layout, run.machine) <= FITTED.keys():
+        if run.machine is None or self.step_s is None:
             return []
         return speed.terms(run.shape, run.layout, run.machine, FITTED)
 
     @property
     def why_unknown(self) -> str:
         """Why there is no time, or an empty text."""
-        if self.steps:
+        if self.step_s is not None:
             return ""
         run = self.run
+        if run.machine is None and self.unclear:
+            return f"unknown: {self.unclear}"
         if run.machine is None:
             unnamed = "a GPU on machines without a type" if run.room.what == "GPU" else None
             card = run.instance.accelerator if run.instance else unnamed
             what = f"{card}, {UNKNOWN_CARD}" if card else "no accelerator; the peak of a CPU is measured by its run"
             return f"unknown: {what}; {WHAT_TO_DO if card else 'run `yard plan calibrate` on a run'}"
+        if self._no_network:
+            nodes = run.instance.name if run.instance else "the nodes"
+            return f"unknown: the network of {nodes}; {WHICH_NETWORK}"
         missing = sorted(speed.used(run.layout, run.machine) - FITTED.keys())
         return f"unknown: nothing was measured for {', '.join(missing)}; {WHAT_TO_DO}"
 
     @property
+    def _no_network(self) -> bool:
+        machine = self.run.machine
+        return machine is not None and self.run.nodes > 1 and not machine.network
+
+    @cached_property
     def step_s(self) -> float | None:
-        return sum(step.seconds for step in self.steps) if self.steps else None
+        run = self.run
+        if run.machine is None or self._no_network or not speed.used(run.layout, run.machine) <= FITTED.keys():
+            return None
+        return speed.seconds(run.shape, run.layout, run.machine, FITTED)
 
     @property
     def error(self) -> float:
@@ -133,8 +218,15 @@ class Plan:
 
     @property
     def stall_s(self) -> float:
-        """A save at the reference storage: the ranks write their parts at once."""
+        """What a save takes of the training: until the ranks have written their parts, or copied them to the host."""
+        if self.run.beside:
+            return float(self.checkpoint_bytes / self.run.layout.gpus / OFFERS["host"]["bytes_per_s"])
         return float(self.checkpoint_bytes / OFFERS["storage"]["bytes_per_s"])
+
+    @property
+    def stored_bytes(self) -> int:
+        """What the volume holds at most: all that is kept, and the checkpoint that is being written."""
+        return (self.run.kept + 1) * self.checkpoint_bytes
 
     @property
     def between_failures_s(self) -> float | None:
@@ -160,7 +252,7 @@ class Plan:
             return None
         interval = self.run.save_every * self.step_s
         lost = float(OFFERS["restart_s"]["value"]) + interval / 2
-        return ettr(interval * max(0.0, 1 - lost / self.between_failures_s), interval + self.stall_s)
+        return ettr(interval / (1 + lost / self.between_failures_s), interval + self.stall_s)
 
     # Time and money
 
@@ -177,13 +269,13 @@ class Plan:
         return expected / 3600, expected * (1 - error) / 3600, expected * (1 + error) / 3600
 
     @property
+    def place(self) -> Place:
+        return self.run.place
+
+    @property
     def prices(self) -> dict[str, float | None]:
         """USD an hour for all nodes, by kind of offer; None is unknown."""
-        instance = self.run.instance
-        name = instance.name if instance else ""
-        known = {kind: OFFERS[kind]["prices"].get(name) for kind in ("spot", "capacity block", "reservation")}
-        each = {"on demand": instance.price_usd_per_hour if instance else None, **known}
-        return {kind: None if price is None else price * self.run.nodes for kind, price in each.items()}
+        return self.place.prices
 
     @property
     def costs(self) -> dict[str, tuple[float, float, float] | None]:
@@ -207,14 +299,6 @@ class Plan:
         return cost[0] if cost else None
 
     @property
-    def network(self) -> str:
-        """What the layout asks of the network between nodes."""
-        run = self.run
-        if run.machine is None or run.nodes == 1:
-            return "none: one node" if run.nodes == 1 else "unknown"
-        return f"{run.machine.network_name}, {run.machine.network * 8 / 1e9:,.0f} Gbit/s a node"
-
-    @property
     def after_s(self) -> float:
         """Seconds of a step after the last forward pass: its backward pass, the exchange, the optimizer."""
         own = {"optimizer", "exchange of weights and gradients"}
@@ -236,18 +320,19 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """Return the plan for JSON; null is unknown."""
         run, need = self.run, self.memory
-        return {
+        told = {
             "name": run.name,
             "instance": run.instance.name if run.instance else None,
             "nodes": run.nodes,
             "gpus": run.layout.gpus,
             "memory": {
-                "needed": need.needed, "there": need.room.nbytes, "fits": need.fits,
+                "needed": need.needed, "there": need.room.nbytes or None,
+                "fits": need.fits if need.room.nbytes else None,
                 "terms": [{"name": one.name, "bytes": one.nbytes, "how": one.how} for one in need.terms],
             },
             "step_s": self.step_s,
             "unknown": self.why_unknown or None,
-            "step": [{"name": one.name, "seconds": one.seconds, "how": one.how} for one in self.steps],
+            "step": [{**vars(one), "constants": {key: FITTED[key] for key in one.constants}} for one in self.steps],
             "tokens_per_s": self.tokens_per_s,
             "mfu": self.mfu,
             "tokens": run.steps * run.layout.step_tokens,
@@ -256,15 +341,13 @@ class Plan:
             "usd": self.costs,
             "checkpoint": {
                 "bytes": self.checkpoint_bytes, "stall_s": self.stall_s, "every_steps": run.save_every,
-                "best_interval_s": self.best_interval_s,
+                "best_interval_s": self.best_interval_s, "stored_bytes": self.stored_bytes,
             },
             "between_failures_s": self.between_failures_s,
             "ettr": self.ettr,
-            "network": self.network,
+            "network": self.place.network,
         }  # fmt: skip
-
-
-FITTED_ERROR: Mapping[str, float] = load("facts/cards.yaml")["error"]
+        return {key: told[key] for key in KEYS}
 
 
 def on_instance(run: Run, instance: Instance, nodes: int, room: Room, **changes: Any) -> Run:
@@ -285,4 +368,4 @@ def on_instance(run: Run, instance: Instance, nodes: int, room: Room, **changes:
     return replace(run, layout=layout, room=room, instance=instance, machine=Machine.of(instance))
 
 
-__all__ = ["CARDS", "OFFERS", "Plan", "Run", "on_instance"]
+__all__ = ["CARDS", "OFFERS", "Place", "Plan", "Run", "on_instance"]

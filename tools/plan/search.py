@@ -1,6 +1,7 @@
 """Searches hardware, nodes, sharding, checkpointing and micro batch for runs that fit: time against cost."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
@@ -19,46 +20,42 @@ def front(run: Run, machines: Iterable[tuple[Instance, Room]], budget: float | N
 
     A plan costs what it costs on demand, else in its cheapest known offer. `budget` is in USD, `hours` is the deadline.
     """
+    plans = (saving(plan) for plan in _fastest(run, machines))
     found = [
-        plan for plan in _all(run, machines)
-        if (budget is None or _cost(plan) <= budget) and (hours is None or _hours(plan) <= hours)
+        plan for plan in plans
+        if plan.cheapest is not None and (budget is None or plan.cheapest <= budget)
+        and (hours is None or _hours(plan) <= hours)
     ]  # fmt: skip
     best: list[Plan] = []
-    for plan in sorted(found, key=lambda plan: (_hours(plan), _cost(plan))):
-        if not best or _cost(plan) < _cost(best[-1]):
+    for plan in sorted(found, key=lambda plan: (_hours(plan), plan.cheapest or 0.0)):
+        if not best or (plan.cheapest or 0.0) < (best[-1].cheapest or 0.0):
             best.append(plan)
     return best
 
 
-def _all(run: Run, machines: Iterable[tuple[Instance, Room]]) -> Iterator[Plan]:
+def shards(run: Run, room: Room, nodes: int) -> set[int]:
+    """Return how many ranks may share the states: all of them, those of a node, none. BERT is data parallel."""
+    return {1, room.processes, nodes * room.processes} if run.shape.causal else {1}
+
+
+def _fastest(run: Run, machines: Iterable[tuple[Instance, Room]]) -> Iterator[Plan]:
     """Yield the fastest layout that fits, for each machine and number of nodes."""
-    replicas = run.shape.causal is False  # BERT is data parallel everywhere
     for (instance, room), nodes in product(machines, NODES):
         plans = []
-        for micro, recompute, shard in product(MICRO, RECOMPUTE, (1,) if replicas else (0, 1)):
-            try:
-                kept = {"shard": 1} if shard else {}
-                other = on_instance(run, instance, nodes, room, micro=micro, recompute=recompute, **kept)
-            except ValueError:  # the ranks cannot share the batch
-                continue
-            plan = _saving(Plan(other))
-            if plan.memory.fits and plan.hours and plan.cheapest is not None:
-                plans.append(plan)
+        for micro, recompute, shard in product(MICRO, RECOMPUTE, sorted(shards(run, room, nodes))):
+            with suppress(ValueError):  # the ranks cannot share the batch
+                other = on_instance(run, instance, nodes, room, micro=micro, recompute=recompute, shard=shard)
+                plan = Plan(other)
+                plans += [plan] if plan.memory.fits and plan.step_s else []
         if plans:
-            yield min(plans, key=_hours)
+            yield min(plans, key=lambda plan: plan.step_s or 0.0)
 
 
-def _saving(plan: Plan) -> Plan:
+def saving(plan: Plan) -> Plan:
     """Return the plan with its best interval between checkpoints, an hour where failures are unknown."""
-    if not plan.step_s:
-        return plan
-    every = round((plan.best_interval_s or UNKNOWN_INTERVAL_S) / plan.step_s)
+    every = round((plan.best_interval_s or UNKNOWN_INTERVAL_S) / (plan.step_s or 1.0))
     return Plan(replace(plan.run, save_every=min(max(1, every), plan.run.steps)))
 
 
 def _hours(plan: Plan) -> float:
     return plan.hours[0] if plan.hours else float("inf")
-
-
-def _cost(plan: Plan) -> float:
-    return plan.cheapest if plan.cheapest is not None else float("inf")

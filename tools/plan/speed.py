@@ -34,20 +34,21 @@ AGAIN = {
 
 @dataclass(frozen=True)
 class Step:
-    """One part of a step: its seconds, and the arithmetic."""
+    """One part of a step: its seconds, the arithmetic, and the fitted constants in it."""
 
     name: str
     seconds: float
     how: str
+    constants: tuple[str, ...]
 
 
 def terms(shape: Shape, layout: Layout, machine: Machine, fitted: Mapping[str, float]) -> list[Step]:
     """Return the parts of a step's time."""
-    return _Clock(shape, layout, machine, fitted).terms()
+    return _Clock(shape, layout, machine, fitted).steps()
 
 
 def seconds(shape: Shape, layout: Layout, machine: Machine, fitted: Mapping[str, float]) -> float:
-    return sum(term.seconds for term in terms(shape, layout, machine, fitted))
+    return sum(_Clock(shape, layout, machine, fitted).parts().values())
 
 
 def used(layout: Layout, machine: Machine) -> set[str]:
@@ -95,21 +96,19 @@ class _Clock:
         moved = HALF * (rows * inner + inner * outer + rows * outer)
         return 2 * rows * inner * outer / rate + self.fitted["matmul reads"] * moved / self._bandwidth
 
-    def _products(self) -> tuple[float, float]:
-        """Seconds of the blocks' products in the forward and in the backward pass of one micro batch."""
-        layout, forward, backward = self.layout, 0.0, 0.0
-        fp8 = layout.precision.startswith("fp8")
-        for _, inner, outer, times in self.shape.linears:
-            split = layout.tensor
-            one = times * self._product(layout.tokens, inner, outer / split, fp8)
-            forward += one
-            backward += one * (1 if layout.trained is not None else 2)
+    def _products(self) -> dict[str, tuple[float, float]]:
+        """Seconds of the blocks' products in the forward and in the backward pass of one micro batch, by kind."""
+        layout, found = self.layout, dict[str, tuple[float, float]]()
+        again, scale = _again(layout.recompute)[0], self.shape.layers / layout.pipeline
+        for kind, inner, outer, times in self.shape.linears:
+            fp8 = layout.precision.startswith("fp8")
+            one = scale * times * self._product(layout.tokens, inner, outer / layout.tensor, fp8)
+            forward, backward = found.get(kind, (0.0, 0.0))
+            found[kind] = forward + one, backward + one * (again + (1 if layout.trained is not None else 2))
         if layout.rank:
-            adapter = self._product(layout.tokens, layout.targets / layout.tensor, layout.rank)
-            forward, backward = forward + adapter, backward + 2 * adapter
-        again = _again(layout.recompute)[0] * forward
-        scale = self.shape.layers / layout.pipeline
-        return forward * scale, (backward + again) * scale
+            adapter = scale * self._product(layout.tokens, layout.targets / layout.tensor, layout.rank)
+            found["adapters"] = adapter, adapter * (2 + again)
+        return found
 
     def _head(self) -> tuple[float, float]:
         layout = self.layout
@@ -183,7 +182,7 @@ class _Clock:
         hops = self.shape.layers / self.layout.pipeline * (20e-6 + self.fitted["latency"] * ranks)
         return nbytes * (ranks - 1) / ranks / bus + hops
 
-    def _exchange(self, forward: float, backward: float) -> tuple[float, str]:
+    def _exchange(self, forward: float, backward: float) -> float:
         """Exposed exchange of weights and gradients over a step."""
         layout = self.layout
         held = self.shape.parameters / layout.model_ranks
@@ -198,9 +197,7 @@ class _Clock:
         total = passes * self._exposed(early, forward)
         total += last * self._exposed(late + scatter, backward)
         total += (passes - last) * self._exposed(late, backward)
-        total += self._exposed(reduce, backward)
-        bus, network = self.machine.bus(layout, max(layout.shard, copies), stride)
-        return total, f"{network}, {bus / 1e9:.0f} GB/s"
+        return total + self._exposed(reduce, backward)
 
     def _exposed(self, exchange: float, compute: float) -> float:
         """What the computation does not hide, and what it is slowed down by sharing the card."""
@@ -224,40 +221,70 @@ class _Clock:
         one = self._gather(nbytes, layout.context, layout.tensor) * self.shape.layers / layout.pipeline
         return self._exposed(ways * one, attention)
 
-    def terms(self) -> list[Step]:
+    def parts(self) -> dict[str, float]:
+        """Seconds of a step by part."""
         layout, passes = self.layout, self.layout.accumulation
         products, head, attention, moved = self._products(), self._head(), self._attention(), self._moved()
-        forward = products[0] + head[0] + attention[0] + moved[0]
-        backward = products[1] + head[1] + attention[1] + moved[1]
-        exchange, network = self._exchange(forward, backward)
-        bubble = (layout.pipeline - 1) / layout.interleave * (forward + backward)
-        card, again = self.machine.card, _again(layout.recompute)
-        rate = card.peak * self.fitted[f"matmul {card.efficiency}"] / 1e12
-        ways = "1 + 1" if layout.trained is not None else "1 + 2"
-        shapes = ", ".join(f"{into}x{outof // layout.tensor}" for _, into, outof, _ in self.shape.linears)
-        bus = f"{self._bandwidth / 1e12:.2f} TB/s"
-        products_how = (
-            f"2 x {layout.tokens:,} tokens x [{shapes}] x ({ways} + {again[0]} again) x {self.shape.layers} layers"
-            f" at {rate:.0f} TFLOP/s, and their reads at {bus}"
-        )
-        attention_how = (
-            f"4 x tokens x length x {self.shape.queries} x (1 + 2.5 + {again[1]} again), half if causal,"
-            f" {layout.attention}"
-        )
-        moved_how = (
-            f"norms, rotation, activation, logits, copies of weights: bytes of {layout.kernels} kernels at {bus}"
-        )
-        steps = (
-            ("matrix products", sum(products), products_how),
-            ("output head", sum(head), f"2 x {layout.predicted:,} tokens x {self.shape.hidden}x{self.shape.vocab}"),
-            ("attention", sum(attention), attention_how),
-            ("memory-bound parts", sum(moved) + self._logits() + self._weights(), moved_how),
-            ("tensor parallelism", self._tensor(), f"activations over {layout.tensor} ranks, exposed"),
-            ("context parallelism", self._context(sum(attention)), f"keys and values over {layout.context} ranks"),
-        )
-        return [
-            *(Step(name, passes * one, f"{how}; {passes} passes") for name, one, how in steps),
-            Step("optimizer", self._optimizer(), f"{OPTIMIZER} B a weight of the rank at {bus}"),
-            Step("exchange of weights and gradients", exchange, f"what is exposed: {network}"),
-            Step("pipeline bubble", bubble, f"({layout.pipeline} - 1) / {layout.interleave} of a pass"),
-        ]
+        forward, backward = map(sum, zip(*products.values(), head, attention, moved, strict=True))
+        each = {
+            **{f"{kind} products": sum(both) for kind, both in products.items()},
+            "output head": sum(head),
+            "attention": sum(attention),
+            "memory-bound parts": sum(moved) + self._logits() + self._weights(),
+            "tensor parallelism": self._tensor(),
+            "context parallelism": self._context(sum(attention)),
+        }
+        return {
+            **{name: passes * one for name, one in each.items()},
+            "optimizer": self._optimizer(),
+            "exchange of weights and gradients": self._exchange(forward, backward),
+            "pipeline bubble": (layout.pipeline - 1) / layout.interleave * (forward + backward),
+        }
+
+    def steps(self) -> list[Step]:
+        """The parts, each with its arithmetic."""
+        return [Step(name, seconds, *self._how(name, seconds)) for name, seconds in self.parts().items()]
+
+    def _how(self, name: str, seconds: float) -> tuple[str, tuple[str, ...]]:
+        """Return the arithmetic of a part, and the fitted constants in it."""
+        layout, shape, again = self.layout, self.shape, _again(self.layout.recompute)
+        passes = f"; {layout.accumulation} passes" if layout.accumulation > 1 else ""
+        bus = f"{self._bandwidth / 1e12:.3g} TB/s"
+        rate = (f"matmul {self.machine.card.efficiency}", "matmul reads", "bandwidth")
+        fp8 = (layout.precision,) if layout.precision.startswith("fp8") else ()
+        ways = f"({'1 + 1' if layout.trained is not None else '1 + 2'} + {again[0]:g} again)"
+        if name.endswith(" products"):
+            sizes = [(into, outof, n) for kind, into, outof, n in shape.linears if name == f"{kind} products"]
+            shapes = ", ".join(f"{into}x{outof // layout.tensor}" for into, outof, _ in sizes)
+            times = (2 if layout.trained is not None else 3) + again[0]
+            flop = 2 * times * layout.tokens * layout.accumulation * shape.layers / layout.model_ranks
+            flop *= sum(into * outof * n for into, outof, n in sizes)
+            reached = f": {flop / seconds / 1e12:.3g} TFLOP/s at this shape" if flop else ""
+            text = f"2 x {layout.tokens:,} tokens x [{shapes or 'low rank'}] x {ways} x {shape.layers} layers{reached}"
+            return text + passes, (*rate, *fp8)
+        copies = layout.replicas * layout.context // layout.shard
+        span, network = self.machine.bus(layout, max(layout.shard, copies), layout.tensor)
+        rows: dict[str, tuple[str, tuple[str, ...]]] = {
+            "output head": (f"2 x {layout.predicted:,} tokens x {shape.hidden}x{shape.vocab} x {ways}{passes}", rate),
+            "attention": (
+                f"4 x {layout.tokens:,} tokens x {layout.length:,} x {shape.queries} x (1 + 2.5 + {again[1]:g} again)"
+                f"{', half of it' if shape.causal else ''}: {layout.attention}{passes}",
+                rate if layout.attention == "eager" else (_kernel(layout, self.machine), "short rows"),
+            ),
+            "memory-bound parts": (
+                f"norms, rotation, activation, logits, copies of weights: bytes of {layout.kernels} kernels"
+                f" at {bus}{passes}",
+                ("bandwidth", *(("eager",) if layout.kernels == "eager" else ())),
+            ),
+            "tensor parallelism": (
+                f"activations over {layout.tensor} ranks, exposed{passes}",
+                ("async tensor" if layout.async_tensor else "tensor", "latency"),
+            ),
+            "context parallelism": (f"keys and values over {layout.context} ranks{passes}", ("contention", "latency")),
+            "optimizer": (f"{OPTIMIZER} B a weight of the rank at {bus}", ("bandwidth",)),
+            "exchange of weights and gradients": (
+                f"what computation does not hide: {network}, {span / 1e9:.3g} GB/s", ("contention", "latency")
+            ),
+            "pipeline bubble": (f"({layout.pipeline} - 1) / {layout.interleave} of a pass", ()),
+        }  # fmt: skip
+        return rows[name]

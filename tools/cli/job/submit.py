@@ -17,7 +17,7 @@ from tools.job.follow import Followed, follow
 from tools.job.snapshot import LiveJob, lookup
 from tools.job.submit import Applied
 from tools.kube import Kubectl, Manifests, name_of
-from tools.plan.outlook import Plan
+from tools.plan.outlook import Place, Plan
 from tools.workload import kinds
 from training.config import ConfigError
 
@@ -111,16 +111,16 @@ def _prepared(kubectl: Kubectl, jobs: list[_Job], target: str, resume: bool, rep
 
 def _agree(jobs: list[Manifests], ask: bool) -> None:
     """Print the plan of each job, and ask on a terminal where it costs money."""
-    plans: list[Plan] = []
+    plans: list[Plan | Place] = []
     for manifests in jobs:
         with contextlib.suppress(UserError, ConfigError):  # preflight judges the job
             plans.append(outlook.of(manifests))
     if plans:
-        rows = [(plan.run.name, *_shown.row(plan)) for plan in plans]
+        rows = [(plan.place.name, *_shown.row(plan)) for plan in plans]
         output.notes("\n".join(output.columns([("job", *_shown.HEADS), *rows])))
     for why in dict.fromkeys(plan.why_unknown for plan in plans if plan.why_unknown):
         output.note(f"time is {why}")
-    costs = any(plan.run.instance for plan in plans)
+    costs = any(plan.place.instance for plan in plans)
     if ask and costs and sys.stdin.isatty() and output.ask("submit it? yes/no") != "yes":
         raise UserError("nothing was submitted", "--yes agrees without a question")
 

@@ -1,58 +1,76 @@
 """A plan in words."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 
 from tools.core import output
+from tools.plan.layout import FITTED, source_of
 from tools.plan.memory import CARDS, GIB
-from tools.plan.outlook import OFFERS, Plan
+from tools.plan.outlook import OFFERS, Place, Plan
 
 HEADS = ("machines", "GPUs", "memory a process", "$/h", "tokens", "time", "$")
+MEMORY = "what the trainer keeps (training/trainer/parallelize.py); docs/planning.md shows it beside measured peaks"
 
 
-def row(plan: Plan) -> tuple[str, ...]:
+def row(plan: Plan | Place) -> tuple[str, ...]:
     """Return the cells of a plan below HEADS. Money is that of its offer: on demand, else the cheapest known."""
-    run, need, offer = plan.run, plan.memory, plan.offer
-    cost, price = (plan.costs[offer], plan.prices[offer]) if offer else (None, plan.prices["on demand"])
-    there = f"{need.room.nbytes / GIB:.1f}" if need.room.nbytes else "unknown"
-    kind = f" {offer}" if offer and offer != "on demand" else ""
+    place, known = plan.place, plan if isinstance(plan, Plan) else None
+    offer = known.offer if known else None
+    price = place.prices[offer or "on demand"]
+    cost = known.costs[offer] if known and offer else None
     return (
-        f"{run.nodes} x {run.instance.name if run.instance else 'pod'}",
-        f"{run.layout.gpus:,}" if need.room.what in CARDS else "none",
-        f"{need.needed / GIB:.1f} of {there} GiB{'' if need.fits else ', does not fit'}",
-        "unknown" if price is None else f"{dollars(price)}{kind}",
-        f"{run.steps * run.layout.step_tokens:,}",
-        between(plan.hours, duration) if plan.hours else "unknown",
+        f"{place.nodes} x {place.instance.name if place.instance else 'pod'}",
+        f"{place.gpus:,}" if place.room.what in CARDS else "none",
+        _memory(plan),
+        "unknown" if price is None else f"{dollars(price)}{f' {offer}' if offer not in (None, 'on demand') else ''}",
+        f"{known.run.steps * known.run.layout.step_tokens:,}" if known else "unknown",
+        between(known.hours, duration) if known and known.hours else "unknown",
         between(cost, dollars) if cost else "unknown",
     )
 
 
-def whole(plan: Plan, explain: bool) -> None:
-    """Print everything that the plan knows."""
-    run = plan.run
-    output.line(run.name)
+def _memory(plan: Plan | Place) -> str:
+    place, need = plan.place, plan.memory if isinstance(plan, Plan) else None
+    there = f"{place.room.nbytes / GIB:.1f}" if place.room.nbytes else "unknown"
+    needed = f"{need.needed / GIB:.1f}" if need else "unknown"
+    return f"{needed} of {there} GiB{'' if need is None or need.fits else ', does not fit'}"
+
+
+def whole(plan: Plan | Place, explain: bool) -> None:
+    """Print everything that is known."""
+    place = plan.place
     machines, gpus, memory, _, tokens, time, _ = row(plan)
-    rows = [
-        ("machines", f"{machines}, {output.count(run.layout.gpus, 'process', 'processes')}"),
-        ("memory", f"{memory} a process{', fits' if plan.memory.fits and plan.memory.room.nbytes else ''}"),
-        ("tokens", f"{tokens} in {run.steps:,} steps"),
-    ]
+    output.line(place.name)
+    rows = [("machines", f"{machines}, {output.count(place.gpus, 'process', 'processes')}")]
+    if isinstance(plan, Place):
+        rows += [("memory", f"{memory} a process"), ("time", plan.why_unknown), *_prices(place)]
+        output.table([*rows, ("network", place.network)])
+        return
+    fits = ", fits" if plan.memory.fits and place.room.nbytes else ""
+    rows += [("memory", f"{memory} a process{fits}"), ("tokens", f"{tokens} in {plan.run.steps:,} steps")]
     if plan.step_s and plan.tokens_per_s:
-        rate = plan.tokens_per_s
         mfu = f", MFU {plan.mfu:.1%}" if plan.mfu else ""
-        each = f"{rate / run.layout.gpus:,.0f} a {'GPU' if gpus != 'none' else 'process'}"
-        rows.append(("step", f"{plan.step_s:.3g} s: {rate:,.0f} tokens/s, {each}{mfu}"))
-    rows.append(("time", plan.why_unknown or time))
-    rows += [(f"price, {kind}", f"{dollars(price)} an hour") for kind, price in plan.prices.items() if price]
+        each = f"{plan.tokens_per_s / place.gpus:,.0f} a {'GPU' if gpus != 'none' else 'process'}"
+        rows.append(("step", f"{plan.step_s:.3g} s: {plan.tokens_per_s:,.0f} tokens/s, {each}{mfu}"))
+    rows += [("time", plan.why_unknown or time), *_prices(place)]
     rows += [(f"cost, {kind}", between(cost, dollars) if cost else "unknown") for kind, cost in plan.costs.items()]
-    output.table([*rows, *_checkpoints(plan), ("network", plan.network)])
+    output.table([*rows, *_checkpoints(plan), ("network", place.network)])
     if explain:
         _explain(plan)
 
 
-def _checkpoints(plan: Plan) -> Sequence[tuple[str, str]]:
-    mean, best = plan.between_failures_s, plan.best_interval_s
-    saves = f"{plan.checkpoint_bytes / GIB:,.1f} GiB every {plan.run.save_every:,} steps, {plan.stall_s:,.0f} s a save"
-    rows = [("checkpoints", saves)]
+def _prices(place: Place) -> Iterator[tuple[str, str]]:
+    for kind, price in place.prices.items():
+        if price is not None:
+            yield f"price, {kind}", f"{dollars(price)} an hour ({OFFERS[kind]['date']})"
+        elif kind == "on demand":
+            yield f"price, {kind}", "unknown"
+
+
+def _checkpoints(plan: Plan) -> list[tuple[str, str]]:
+    mean, best, run = plan.between_failures_s, plan.best_interval_s, plan.run
+    stall = f"{plan.stall_s:,.{0 if plan.stall_s >= 1 else 1}f} s of training a save"
+    rows = [("checkpoints", f"{_size(plan.checkpoint_bytes)} every {run.save_every:,} steps, {stall}")]
+    rows.append(("storage", f"{_size(plan.stored_bytes)} for {run.kept} kept and one that is being written"))
     rows.append(("interruptions", f"one in {duration(mean / 3600)}" if mean else "unknown for this card"))
     if best and plan.step_s:
         rows.append(
@@ -62,25 +80,37 @@ def _checkpoints(plan: Plan) -> Sequence[tuple[str, str]]:
     return rows
 
 
+def _size(nbytes: int) -> str:
+    return f"{nbytes / GIB:,.1f} GiB" if nbytes >= GIB else f"{nbytes / 2**20:,.1f} MiB"
+
+
 def _explain(plan: Plan) -> None:
     output.line("memory of a process:")
     output.table([(f"{one.nbytes / GIB:.2f} GiB", one.name, one.how) for one in plan.memory.terms])
-    output.line("time of a step:")
-    output.table([(f"{one.seconds:.4f} s", one.name, one.how) for one in plan.steps if one.seconds])
+    if plan.memory.left_out:
+        output.line("memory at other moments of a step, when less is held:")
+        output.table([(f"{one.nbytes / GIB:.2f} GiB", one.name, one.how) for one in plan.memory.left_out])
+    steps = [one for one in plan.steps if one.seconds]
+    if steps:
+        output.line("time of a step:")
+        output.table([(f"{one.seconds:.4f} s", one.name, one.how, ", ".join(one.constants)) for one in steps])
+        output.line("constants:")
+        names = dict.fromkeys(name for one in steps for name in one.constants)
+        output.table([(name, f"{FITTED[name]:.3g}", source_of(name)) for name in names])
     output.line("sources:")
     card = plan.run.machine.card if plan.run.machine else None
-    rows = [("card", card.source)] if card else []
-    rows.append(("constants", "fitted to tools/facts/runs.yaml; docs/planning.md shows the error of each source"))
-    rows += [(kind, f"{OFFERS[kind]['source']} ({OFFERS[kind]['date']})") for kind in ("spot", "capacity block")]
-    rows += [(name, OFFERS[key]["source"]) for name, key in (("storage", "storage"), ("restart", "restart_s"))]
+    rows = [("memory", MEMORY), *([("card", card.source)] if card else [])]
+    rows += [(kind, f"{OFFERS[kind]['source']} ({OFFERS[kind]['date']})") for kind in plan.prices]
+    saved = "host" if plan.run.beside else "storage"
+    rows += [(name, OFFERS[key]["source"]) for name, key in (("saves", saved), ("restart", "restart_s"))]
     rates = OFFERS["interruptions_per_gpu_hour"]
     rows += [("interruptions", rates[name]["source"]) for name in rates if card and card.name.startswith(name)]
     output.table(rows)
 
 
-def between(values: tuple[float, float, float], form: "type[str] | object") -> str:
+def between(values: tuple[float, float, float], form: Callable[[float], str]) -> str:
     """Return an expected value with its range."""
-    expected, low, high = (form(value) for value in values)  # type: ignore[operator]
+    expected, low, high = map(form, values)
     return f"{expected} ({low} to {high})"
 
 

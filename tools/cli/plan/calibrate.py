@@ -13,7 +13,7 @@ from tools.job.metrics import sources
 from tools.job.metrics.series import Record
 from tools.kube.kubectl import Kubectl
 from tools.plan import calibrate
-from tools.plan.outlook import Plan
+from tools.plan.outlook import Place, Plan
 
 FIRST = 5  # steps that compile and fill caches
 PATH = "tools/facts/calibrated.yaml"
@@ -25,6 +25,8 @@ def command(
     kubectl: Kubectl, source: str, cell: str | None, file: str | None, knobs: Knobs, each: bool, dry_run: bool
 ) -> None:
     plan = outlook.of(cells_knobs.rendered(cell, file, knobs))
+    if isinstance(plan, Place):
+        raise UserError(f"{plan.name}: what a step computes is {plan.why_unknown}", code=3)
     run = sources.read(kubectl, source)
     measured = [one for one in run.records[FIRST:] if _seconds(one, plan, each)]
     if len(measured) < FIRST:

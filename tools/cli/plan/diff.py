@@ -30,6 +30,7 @@ def command(revision: str, as_json: bool) -> int:
     else:
         rows = [(name, when, *_row(plan)) for name in changed for when, plan in zip(WHEN, changed[name], strict=True)]
         output.table([("cell", "", *_shown.HEADS), *rows], indent="")
+        output.line(_together(list(changed.values())))
     return 1 if any(now and not now.memory.fits for _, now in changed.values()) else 0
 
 
@@ -43,6 +44,15 @@ def _plans(root: Path) -> dict[str, Plan]:
         except ConfigError as problem:
             raise UserError(f"{matrix.MATRIX}:{cell.line}: cells.{cell.hardware}.{cell.model}: {problem}") from problem
     return plans
+
+
+def _together(pairs: list[tuple[Plan | None, Plan | None]]) -> str:
+    """Say what the changed cells cost together."""
+    plans = [plan for pair in pairs for plan in pair if plan]
+    sums = [sum(plan.cheapest or 0.0 for plan in column if plan) for column in zip(*pairs, strict=True)]
+    lacking = sum(plan.cheapest is None for plan in plans)
+    without = f", without {output.count(lacking, 'plan')} of unknown cost" if lacking else ""
+    return f"together: {_shown.dollars(sums[0])} before, {_shown.dollars(sums[1])} now{without}"
 
 
 def _row(plan: Plan | None) -> tuple[str, ...]:

@@ -1,33 +1,36 @@
 """Search hardware, nodes, sharding, checkpointing and micro batch for a model: time against cost."""
 
+import json
 import re
 import textwrap
+from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
-from tools.cells import matrix
-from tools.cells.memory import room_on, smallest
+from tools.cells import matrix, published
+from tools.cells.matrix_file import text_of
+from tools.cells.memory import room_on
 from tools.cli.plan import _shown
 from tools.core import UserError, output, repo
 from tools.facts.instances import INSTANCES, Instance
+from tools.new import model as new_model
 from tools.plan.layout import Machine
-from tools.plan.outlook import Plan, Run
+from tools.plan.memory import Room
+from tools.plan.outlook import UNKNOWN_CARD, WHAT_TO_DO, Plan, Run
 from tools.plan.search import front
+from training.config import Config, load_texts
 
-HOURS = {"h": 1, "d": 24, "w": 168}
+HOURS = {"m": 1 / 60, "h": 1, "d": 24, "w": 168}
+PART = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([mhdw])")
 
 
 def command(model: str, budget: float | None, deadline: str | None, gpus: str | None, as_json: bool) -> int:
     root = repo.root()
-    found = matrix.read(root)
-    if model not in found.models:
-        raise UserError(f"no such model: {model}", repo.did_you_mean(model, found.models) or "yard matrix memory --all")
-    machines = _machines(gpus)
-    hardware = next((one for one in found.machines if found.machines[one] in machines), "p5")
-    cell = smallest(root, found, hardware, model)
-    config = matrix.configuration(root, cell)
-    base = Run.of(model, config, cell.nodes, room_on(cell.instance or machines[0]), cell.instance or machines[0])
-    plans = front(base, [(one, room_on(one)) for one in machines], budget, _hours(deadline))
+    found, hours = matrix.read(root), _hours(deadline)
+    machines = _machines(gpus, found)
+    config = _configuration(root, model, found.models)
+    base = Run.of(model, config, 1, Room(1, 0, "GPU"), None)
+    plans = front(base, [(one, room_on(one)) for one in machines], budget, hours)
     if as_json:
         output.data([_as_dict(plan, model) for plan in plans])
     elif not plans:
@@ -35,37 +38,66 @@ def command(model: str, budget: float | None, deadline: str | None, gpus: str | 
     else:
         rows = [(*_shown.row(plan), *map(str, _parallel(plan).values())) for plan in plans]
         output.table([(*_shown.HEADS, "micro", "sharding", "activations"), *rows], indent="")
+        if model not in found.models:
+            output.line(f"first: yard new model NAME --from {model}")
         output.line("the first as a cell of overlays/matrix.yaml:")
         output.block(_cell(plans[0], model))
     return 0 if plans else 1
 
 
-def _machines(gpus: str | None) -> list[Instance]:
-    """Return the machines with a card that the planner knows, of the families that are wanted."""
-    known = [one for one in INSTANCES.values() if one.accelerators and Machine.of(one)]
+def _configuration(root: Path, model: str, known: list[str]) -> Config:
+    """Return the configuration of a model of overlays/, or of a config.json with the recipe for its size."""
+    if model in known:
+        path = root / "overlays/model" / model / "model.yaml"
+        if not path.is_file():
+            raise UserError(f"{model} is a script of your own: its model is not known")
+        text = text_of(path, root)
+    elif Path(model).exists() or "/" in model:
+        text = new_model.make("model", published.read(model), lora=False).files["model.yaml"]
+    else:
+        raise UserError(
+            f"no such model: {model}",
+            repo.did_you_mean(model, known) or "a name of `yard matrix memory --all`, or a config.json",
+        )
+    cell = json.dumps({"parallel": {"micro_batch_size": 1}, "checkpoint": {"every": 1}})
+    return load_texts({"model": (model, text), "hardware": ("", "device: {type: cuda}"), "cell": ("", cell)})
+
+
+def _machines(gpus: str | None, found: matrix.Matrix) -> list[Instance]:
+    """Return the machines whose card the planner knows: of the families, types and cards that are wanted, or all."""
+    own = {name: one for name, one in found.machines.items() if one is not None and one.labels}
+    every = {**{one.name: one for one in INSTANCES.values() if one.accelerators}, **own}
+    known = {name: one for name, one in every.items() if Machine.of(one)}
     if gpus is None:
-        return known
-    wanted = [name.strip() for name in gpus.split(",")]
-    for name in wanted:
-        if not any(name in (one.name, one.name.partition(".")[0]) for one in known):
-            families = sorted({one.name.partition(".")[0] for one in known})
-            raise UserError(f"--gpus {name}: not a machine whose card is known", f"known: {', '.join(families)}")
-    return [one for one in known if one.name in wanted or one.name.partition(".")[0] in wanted]
+        return list(known.values())
+    chosen: dict[str, Instance] = {}
+    for word in (name.strip() for name in gpus.split(",")):
+        names = [name for name, one in every.items() if word in (name, name.partition(".")[0], one.accelerator)]
+        if not names:
+            families = sorted({name.partition(".")[0] for name in known})
+            raise UserError(
+                f"--gpus {word}: not a family, a type or a card of a machine", f"known: {', '.join(families)}"
+            )
+        if not known.keys() & names:
+            raise UserError(f"--gpus {word}: {every[names[0]].accelerator} is {UNKNOWN_CARD}", WHAT_TO_DO)
+        chosen |= {name: known[name] for name in names if name in known}
+    return list(chosen.values())
 
 
 def _hours(deadline: str | None) -> float | None:
     if deadline is None:
         return None
-    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([hdw])", deadline)
-    if not match:
-        raise UserError(f"--deadline {deadline[:40]!r}: not a number with h, d or w", "--deadline 7d")
-    return float(match[1]) * HOURS[match[2]]
+    parts = PART.findall(deadline)
+    hours = sum(float(number) * HOURS[unit] for number, unit in parts)
+    if "".join(map("".join, parts)) != deadline or not hours:
+        raise UserError(f"--deadline {deadline[:40]!r}: not a time above 0 in m, h, d or w", "--deadline 7d or 1d12h")
+    return hours
 
 
 def _parallel(plan: Plan) -> dict[str, object]:
     """Return the section `parallel` of the plan's cell."""
     layout = plan.run.layout
-    sharding = "ddp" if layout.shard == 1 else "fsdp"
+    sharding = "ddp" if layout.shard == 1 else "fsdp" if layout.shard == layout.gpus else "hsdp"
     return {"micro_batch_size": layout.micro, "sharding": sharding, "activation_checkpointing": layout.recompute}
 
 
@@ -77,6 +109,8 @@ def _cell(plan: Plan, model: str) -> str:
     """Return the lines of overlays/matrix.yaml below `cells`."""
     instance = plan.run.instance
     assert instance
-    cell = {"nodes": plan.run.nodes, "instance": instance.name, "parallel": _parallel(plan)}
-    cells = {instance.name.partition(".")[0]: {model: {**cell, "checkpoint": {"every": plan.run.save_every}}}}
+    named = {} if instance.labels else {"instance": instance.name}
+    cell = {"nodes": plan.run.nodes, **named, "parallel": _parallel(plan)}
+    name = model if re.fullmatch(r"[a-z0-9-]+", model) else "NAME"
+    cells = {instance.name.partition(".")[0]: {name: {**cell, "checkpoint": {"every": plan.run.save_every}}}}
     return textwrap.indent(yaml.safe_dump(cells, sort_keys=False), "  ").rstrip()

@@ -6,6 +6,7 @@ from tools.cells.knobs import Knobs
 from tools.cli import _knobs
 from tools.cli.plan import _shown
 from tools.core import output
+from tools.plan.outlook import Plan
 
 
 @_knobs.knobs
@@ -15,6 +16,6 @@ def command(cell: str | None, file: str | None, knobs: Knobs, explain: bool, as_
         output.data(plan.as_dict())
     else:
         _shown.whole(plan, explain)
-    if not plan.memory.fits:
+    if isinstance(plan, Plan) and not plan.memory.fits:
         return 1
-    return 0 if plan.steps else 3
+    return 3 if plan.why_unknown else 0
