@@ -20,6 +20,8 @@ import pytest
 
 from tests.prove.parts import ROOT
 from tests.prove.test_guide import JOB
+from tools.cells import knobs
+from tools.cells.knobs import Knobs
 from tools.core.errors import UserError
 from tools.job import proof_job
 from tools.kube import manifests
@@ -71,6 +73,21 @@ def test_the_job_of_a_proof_is_the_users_with_the_agent(tmp_path: Path) -> None:
     assert spec["activeDeadlineSeconds"] > len(carried.starts) * carried.timeout
 
 
+def test_a_train_job_is_proven_by_a_runtime_of_its_own() -> None:
+    """The runtime has the pods, and gets the name of the proof: that of the user's job is not changed."""
+    made = pods.trial(
+        knobs.rendered("cpu/llama-tiny", None, Knobs(nodes=2, name="proof", features=("trainjob",))),
+        Options(claims=trials.wanted(("world",))),
+    )
+    job = kinds.job_of(made.manifests)
+    runtime = next(one for one in made.manifests.objects if one["kind"] == "TrainingRuntime")
+    assert job.kind == "TrainJob"
+    assert runtime["metadata"]["name"] == job.spec["runtimeRef"]["name"] == "cpu-llama-tiny-train-proof"
+    assert container(made)["command"][:3] == ["python3", pods.AGENT, "--prove"]
+    assert job.training_specs()[0]["initContainers"][0]["name"] == "trainyard-agent"
+    assert made.plan.nodes == 2
+
+
 def test_with_keep_the_rest_of_the_claim_is_only_read() -> None:
     mounts = container(trial(keep=("/shared/runs",)))["volumeMounts"]
     assert {"name": "shared", "mountPath": "/shared", "readOnly": True} in mounts
@@ -79,6 +96,35 @@ def test_with_keep_the_rest_of_the_claim_is_only_read() -> None:
 
 NO_CLAIM = JOB.replace("persistentVolumeClaim: {claimName: shared}", "emptyDir: {}")
 NO_COMMAND = re.sub(r"command: .*\n", "args: [train.py]\n", JOB)
+VOLCANO = """
+apiVersion: batch.volcano.sh/v1alpha1
+kind: Job
+metadata: {name: mine}
+spec:
+  volumes: [{mountPath: /shared, volumeClaimName: shared}]
+  tasks:
+  - {name: node, replicas: 2, template: {spec: {containers: [{name: main, image: a, command: [torchrun, a.py]}]}}}
+"""
+TRAINJOB = """
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: mine}
+spec: {runtimeRef: {name: torch-distributed}, trainer: {numNodes: 2}}
+"""
+RUNTIME = """
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: ClusterTrainingRuntime
+metadata: {name: torch-distributed}
+spec:
+  mlPolicy: {torch: {}}
+  template:
+    spec:
+      replicatedJobs:
+      - name: node
+        template:
+          metadata: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: trainer}}
+          spec: {template: {spec: {containers: [{name: node, image: mine, command: [torchrun, a.py]}]}}}
+"""
 
 
 @pytest.mark.parametrize(
@@ -89,6 +135,9 @@ NO_COMMAND = re.sub(r"command: .*\n", "args: [train.py]\n", JOB)
         (JOB, {"keep": ("/data",)}, "--keep /data: lies on no claim that the pods may write"),
         (JOB, {"keep": ("/shared/../etc",)}, "--keep /shared/../etc: lies on no claim that the pods may write"),
         (JOB, {"env": ("NCCL_DEBUG",)}, "--env NCCL_DEBUG: write it as NAME=VALUE"),
+        (VOLCANO, {}, "Job/mine has spec.volumes, which its pods would write to"),
+        (TRAINJOB, {}, "the pods come from ClusterTrainingRuntime/torch-distributed, which is not in the file"),
+        (f"{TRAINJOB}---\n{RUNTIME}", {}, "the runtime of TrainJob/mine belongs to the whole cluster"),
     ],
 )
 def test_a_job_that_cannot_be_proven(text: str, options: dict[str, Any], message: str) -> None:

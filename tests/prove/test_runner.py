@@ -22,7 +22,7 @@ from training.prove.plan import Fault, Plan, Start
 from training.prove.records import Outcome
 
 FAKE = str(ROOT / "tests/prove/fake_rank.py")
-KINDS = {"killed": "kill", "term": "terminate", "exception": "exception"}
+KINDS = {"killed": "kill", "term": "terminate", "exception": "exception", "hang": "hang"}
 VIEWS = ["overlay", "copy"]
 
 
@@ -37,7 +37,12 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 def carried_out(
-    tmp_path: Path, names: list[str], *options: str, command: list[str] | None = None, **values: Any
+    tmp_path: Path,
+    names: list[str],
+    *options: str,
+    command: list[str] | None = None,
+    say: runner.Say = lambda row: None,
+    **values: Any,
 ) -> dict[str, Outcome]:
     """Carry out starts of the fake rank in a directory, and return what was seen of each."""
     work, out = tmp_path / "work", tmp_path / "out"
@@ -50,7 +55,7 @@ def carried_out(
     ]
     given = {"keep": [str(work / "kept")], "timeout": 60.0, **values}
     variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    runner.run(Plan(starts, str(work), variables, 30, **given), out, lambda row: None)
+    runner.run(Plan(starts, str(work), variables, 30, **given), out, say)
     return {name: records.read_outcome(out / name) for name in names}
 
 
@@ -99,6 +104,49 @@ def test_signals_and_exceptions_end_a_start(kind: str, tmp_path: Path) -> None:
     assert seen["term"].fault_seconds is not None
     assert (seen["exception"].ended_by, seen["exception"].exit_code) == ("itself", 1)
     assert "RuntimeError: planted" in log(tmp_path, "exception")
+
+
+def test_other_starts_run_beside_a_blocked_rank(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where each start has a network of its own: the copies of this machine share one."""
+    monkeypatch.setattr(runner, "ENDING", 0.0)
+    monkeypatch.setattr(runner, "ACCELERATORS", ())
+    rows: list[dict[str, Any]] = []
+    names = ["whole", "hang", "exception"]
+    seen = carried_out(tmp_path, names, "meet", say=rows.append, nodes=2, hang_timeout=3.0)
+    assert (seen["hang"].ended_by, seen["hang"].view) == ("timeout", kind)
+    assert seen["exception"].ended_by == "itself"
+    moments = [(row["start"], row["state"]) for row in rows]
+    beside = moments.index(("exception", "starting")) < moments.index(("hang", "ended"))
+    assert beside is (kind == "overlay")
+
+
+LATE = """
+    import os, sys, time
+    from pathlib import Path
+    from training.prove.records import Begin, End, Step, Writer
+    rank, out = int(os.environ["NODE_RANK"]), Path(os.environ["TRAINYARD_PROVE"]).parent
+
+    def ended(other):
+        return any('"reason": "steps"' in one.read_text() for one in out.glob(f"rank-{other}-*"))
+
+    limit = time.monotonic() + 50
+    while rank == 1 and not ended(0) and time.monotonic() < limit:
+        time.sleep(0.02)
+    time.sleep(0.8 if rank else 2.0)
+    writer = Writer(out / f"rank-{rank}-{os.getpid()}.jsonl")
+    writer.write(Begin(rank, 0, 2, rank, os.getpid(), [], "3"))
+    writer.write(Step(1, 0, "SGD", "a", "b", "c", "d", {}, [0.1], None, 0.01))
+    writer.write(End(1, "steps"))
+    while not ended(1 - rank) and time.monotonic() < limit:
+        time.sleep(0.02)
+    """
+
+
+def test_a_rank_that_starts_late_takes_its_steps_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that do not wait for each other differ by their time to start, which is long on a busy machine."""
+    monkeypatch.setattr(runner, "DONE_WAIT", 0.1)
+    carried_out(tmp_path, ["whole"], command=[sys.executable, "-c", textwrap.dedent(LATE)], nodes=2)
+    assert {rank for rank, _ in records.ranks(tmp_path / "out/whole")} == {0, 1}
 
 
 def test_the_grace_period_ends_by_a_kill(tmp_path: Path) -> None:

@@ -172,7 +172,6 @@ class Proof:
 
     runs: dict[str, Run]
     steps: int
-    hang_timeout: float = 60.0
     grace: float = 30.0
     notes: dict[str, str] = field(default_factory=dict)  # start -> why it was not planned
     asked: int = 1  # the ranks of a node that the command names

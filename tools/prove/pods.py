@@ -17,15 +17,16 @@ from tools.kube import Manifests, Object
 from tools.kube.manifests import parse
 from tools.prove import trials
 from tools.prove.trials import Options, Subject
-from tools.workload import Workload, kinds
+from tools.workload import PodsUnknown, Workload, kinds
+from tools.workload.trainjob import TrainJob
 from training.prove import plan as plans
 from training.prove.plan import Plan
 
-KINDS = ("PyTorchJob", "HyperPodPyTorchJob", "Job", "JobSet")
 AGENT, OVERLAYS = "/trainyard-agent/agent.pyz", ("overlays/feature/agent", "overlays/images")
 DIRECTORY, ON_VOLUME = "/trainyard-prove", ".trainyard-prove"
 NPROC = "PET_NPROC_PER_NODE"  # the operator's variable for torchrun
 RESTARTS = "PET_MAX_RESTARTS"
+LOCALLY = "leave --submit out: yard prove then proves it on this machine"
 DEVICES = ("nvidia.com/gpu", "aws.amazon.com/neuron", "aws.amazon.com/neuroncore")
 AROUND, EACH = 1800.0, 120.0  # seconds for all pods to meet and for the records to be fetched; to end each start
 CHECKS = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle")  # of a pod that trains without a pause
@@ -47,9 +48,7 @@ def trial(manifests: Manifests, options: Options) -> Trial:
     result = Manifests(manifests.source, copy.deepcopy(manifests.objects))
     job = kinds.job_of(result)
     job.check_shape()
-    if job.kind not in KINDS:
-        message = f"--submit proves a PyTorchJob, HyperPodPyTorchJob, Job or JobSet in the cluster, not {job.title}"
-        raise UserError(message, "leave --submit out: yard prove then proves it on this machine")
+    _check_written(job)
     directory = f"{DIRECTORY}/{job.name}"
     pairs = list(zip(job.training_specs(), job.training_containers(), strict=True))
     commands = [_words(job, container) for _, container in pairs]
@@ -64,6 +63,24 @@ def trial(manifests: Manifests, options: Options) -> Trial:
         _bring(spec, container, brought)
         spec["activeDeadlineSeconds"] = _deadline(made)
     return Trial(result, made, notes, subject, directory)
+
+
+def _check_written(job: Workload) -> None:
+    """Raise UserError where a part of the pods is not in their templates, so that the proof could not change it."""
+    if isinstance(job, TrainJob):
+        try:
+            job.pods()
+        except PodsUnknown as problem:
+            raise UserError(f"--submit: {problem.reason}", problem.remedy or LOCALLY) from None
+        if (job.runtime or {}).get("kind") != "TrainingRuntime":
+            message = f"--submit: the runtime of {job.title} belongs to the whole cluster and cannot be changed"
+            raise UserError(message, "copy it as a TrainingRuntime of the namespace into the file, and name that one")
+        if not job.training_specs():
+            message = f"--submit: spec.trainer of {job.title} has its own image, command, args or resourcesPerNode"
+            raise UserError(message, "write them into the container `node` of its TrainingRuntime")
+    elif job.spec.get("volumes"):
+        message = f"--submit: {job.title} has spec.volumes, which its pods would write to"
+        raise UserError(message, "mount the claims in the templates of its tasks")
 
 
 def _words(job: Workload, container: Object) -> list[str]:

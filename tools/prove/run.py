@@ -36,6 +36,7 @@ class Result:
 def prove(subject: Subject, options: Options, out: Path) -> Result:
     """Prove a subject. `out` is an empty directory for the records. Raises UserError."""
     made, notes = trials.plan(subject, options)
+    made = replace(made, disk=min(made.disk, shutil.disk_usage(out).free // 3))  # two starts may run at once
     begun = time.monotonic()
     _carry_out(trials.first(made), out, len(made.starts))
     whole = observed.read("whole", out / "whole")
@@ -50,7 +51,7 @@ def judged(made: Plan, notes: dict[str, str], options: Options, out: Path, secon
     """Return what the records in `out` prove. `notes` say why starts are not in the plan."""
     whole = observed.read("whole", out / "whole")
     runs = {name: observed.read(name, out / name) for name in TABLE["starts"]}
-    proof = Proof(runs, made.steps, made.hang_timeout, made.grace, notes, trials.asked(made.starts[0].command))
+    proof = Proof(runs, made.steps, made.grace, notes, trials.asked(made.starts[0].command))
     verdicts = [claims.judge(name, proof) for name in options.claims]
     figures = {**figures_of(whole), "seconds of the proof": round(seconds, 1)}
     versions = next((end.versions for end in whole.ends()), {})
@@ -124,14 +125,14 @@ def progress(made: Plan, count: int | None = None) -> Callable[[Mapping[str, Any
     def show(row: Mapping[str, Any]) -> None:
         nonlocal told
         name, state = str(row["start"]), row["state"]
-        what = f"{names.index(name) + 1} of {count or len(names)}: {TABLE['starts'][name]}"
+        place = f"{names.index(name) + 1} of {count or len(names)}"
         now = time.monotonic()
         if state == "skipped":
-            output.note(f"{what}: left out: {row['note']}")
+            output.note(f"{place}: {TABLE['starts'][name]}: left out: {row['note']}")
         elif state == "starting":
-            output.note(what)
+            output.note(f"{place}: {TABLE['starts'][name]}")
         elif state == "running" and now - told > EVERY:
-            output.note(f"  step {row['step']} of {row['of']}")
+            output.note(f"  {place}: step {row['step']} of {row['of']}")
         else:
             return
         told = now

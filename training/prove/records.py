@@ -17,6 +17,7 @@ from typing import Any
 
 LINE_BYTES = 4 << 20
 FILE_BYTES = 512 << 20
+SIGNALLED = "signalled"  # the runner makes this file when it has sent SIGTERM
 
 
 @dataclass

@@ -7,27 +7,44 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
-from dataclasses import asdict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Callable
 
 from . import view as views
 from .faults import NoFault, chosen
 from .plan import Fault, Plan, Start
-from .records import Outcome, read_outcome, write_outcome
+from .records import SIGNALLED, End, Outcome, ranks, read_outcome, write_outcome
 from .view import View, guard
 from .watch import Log, Watch
 
 TICK = 0.05
 LOOK_AT_DISK = 1.0
 SAY = 1.0
+# Each of these waits is longer on a machine that is slow, as the time to the first step of the start shows.
 KILL_WAIT = 3.0  # from the first rank that the fault hit to the end of the others
 DONE_WAIT = 3.0  # from the last wished step of all ranks to the end of a launcher that would start them again
+ENDING = 30.0  # torchrun gives the ranks so long to end on SIGTERM
 LEFT_OVER = 1.0  # processes may live so long after process 1 of their node
 PROBE = Path(__file__).resolve().parent / "path"
+ACCELERATORS = ("nvidia[0-9]*", "neuron[0-9]*", "kfd")  # in /dev: two starts at once would share their memory
 
 Say = Callable[["dict[str, Any]"], None]  # Python 3.8 in an image reads this line too
+
+
+@dataclass
+class Setting:
+    """What all starts of a plan share. `stop` ends those that run."""
+
+    plan: Plan
+    out: Path
+    say: Say
+    place: Any
+    probe: Path
+    stop: threading.Event = field(default_factory=threading.Event)
 
 
 def run(plan: Plan, out: Path, say: Say, place: Any = views, probe: Path = PROBE) -> None:
@@ -37,36 +54,73 @@ def run(plan: Plan, out: Path, say: Say, place: Any = views, probe: Path = PROBE
     `probe` is the directory that loads the probe.
     """
     try:
-        _run(plan, out, say, place, probe)
+        _run(Setting(plan, out, say, place, probe))
     finally:
         for start in plan.starts:
             place.remove(out / start.name)
 
 
-def _run(plan: Plan, out: Path, say: Say, place: Any, probe: Path) -> None:
+def _run(given: Setting) -> None:
+    plan, out = given.plan, given.out
     done: dict[str, Outcome] = {}
-    for number, start in enumerate(plan.starts):
-        directory = out / start.name
-        if (directory / "outcome.json").exists():  # an earlier call of the runner carried it out
-            done[start.name] = read_outcome(directory)
-            continue
-        directory.mkdir()
+
+    def carried_out(start: Start) -> Outcome:
         reason = _why_not(plan, start, done)
         if not reason:
             try:
                 fault = chosen(start, out / "whole", plan.steps) if start.fault else None
+                return Trial(given, start, fault).run()
             except NoFault as problem:
                 reason = str(problem)
-        if reason:
-            outcome = Outcome(start.name, "skipped", reason)
-            say({"start": start.name, "state": "skipped", "note": reason})
-        else:
-            outcome = Trial(plan, start, fault, out, say, place, probe).run()
-        done[start.name] = outcome
-        write_outcome(directory, outcome)
-        needed = {one.source for one in plan.starts[number + 1 :]}
-        for name in set(done) - needed:
-            place.remove(out / name)
+        given.say({"start": start.name, "state": "skipped", "note": reason})
+        return Outcome(start.name, "skipped", reason)
+
+    def finished(start: Start) -> Outcome:
+        (out / start.name).mkdir()
+        outcome = carried_out(start)
+        write_outcome(out / start.name, outcome)
+        return outcome
+
+    beside: list[Future[Outcome]] = []
+    with ThreadPoolExecutor(1) as one_more:
+        try:
+            for number, start in enumerate(plan.starts):
+                if (out / start.name / "outcome.json").exists():  # an earlier call of the runner carried it out
+                    done[start.name] = read_outcome(out / start.name)
+                elif _runs_beside(start, out, done.get("whole")):
+                    beside.append(one_more.submit(finished, start))
+                else:
+                    done[start.name] = finished(start)
+                needed = {one.source for one in plan.starts[number + 1 :]}
+                for name in set(done) - needed:
+                    given.place.remove(out / name)
+            for future in beside:
+                future.result()
+        except BaseException:
+            given.stop.set()
+            raise
+
+
+def _runs_beside(start: Start, out: Path, whole: Outcome | None) -> bool:
+    """Return whether a start runs while the next ones do: a blocked rank waits, and uses nothing but memory.
+
+    Its processes need a network of their own, memory for two starts at once, and no device that both would use.
+    """
+    if start.fault is None or start.fault.kind != "hang" or whole is None or whole.view != "overlay" or whole.network:
+        return False
+    if any(found for name in ACCELERATORS for found in Path("/dev").glob(name)):
+        return False
+    used = [event.peak_memory for events in ranks(out / "whole").values() for event in events if isinstance(event, End)]
+    return 2 * sum(used) < _free_memory()
+
+
+def _free_memory() -> int:
+    """Return the bytes that new processes may use, 0 where the kernel does not tell them."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 0
 
 
 def _why_not(plan: Plan, start: Start, done: dict[str, Outcome]) -> str:
@@ -87,20 +141,18 @@ def _why_not(plan: Plan, start: Start, done: dict[str, Outcome]) -> str:
 class Trial:
     """One start of the command on all nodes."""
 
-    def __init__(
-        self, plan: Plan, start: Start, fault: Fault | None, out: Path, say: Say, place: Any, probe: Path
-    ) -> None:
-        self.plan, self.start, self.fault, self.out = plan, start, fault, out
-        self._place, self._probe = place, probe
-        self.directory = out / start.name
+    def __init__(self, given: Setting, start: Start, fault: Fault | None) -> None:
+        self.plan, self.start, self.fault, self.out = given.plan, start, fault, given.out
+        self._place, self._probe, self._stop, self._say = given.place, given.probe, given.stop, given.say
+        self.directory = given.out / start.name
         self.watch = Watch(self.directory)
-        self.outcome = Outcome(start.name, "itself", network=plan.network)
+        self.outcome = Outcome(start.name, "itself", network=given.plan.network)
         if fault is not None:
             self.outcome.fault_step, self.outcome.fault_save = fault.step, fault.save
-        self._say = say
         self._hit: float | None = None  # when the fault was seen
         self._terminated: float | None = None
         self._done: float | None = None  # when the probe had ended all ranks
+        self._first = 0.0  # seconds to the first step
         self._said = self._looked = 0.0
 
     def run(self) -> Outcome:
@@ -142,7 +194,6 @@ class Trial:
             "node": node,
             "fault": asdict(self.fault) if self.fault else None,
             "stand_in": self.plan.stand_in,
-            "hang_timeout": self.plan.hang_timeout,
             "kept": self.plan.keep,
         }
 
@@ -164,6 +215,8 @@ class Trial:
         while len(view.codes()) < self.plan.nodes:
             now = time.monotonic()
             self.watch.look()
+            if self.watch.step and not self._first:
+                self._first = now - begin
             if self._must_end(view, now, begin):
                 return
             if now - self._said >= SAY:
@@ -174,6 +227,8 @@ class Trial:
             self._hit = time.monotonic()
 
     def _must_end(self, view: View, now: float, begin: float) -> bool:
+        if self._stop.is_set():
+            return True
         if now - begin > self.plan.timeout:
             return self._by("timeout", f"it did not end within {self.plan.timeout:.0f} s")
         if now - self._looked >= LOOK_AT_DISK:
@@ -182,7 +237,8 @@ class Trial:
                 return self._by("disk", f"it wrote more than {self.plan.disk / 2**30:.1f} GiB")
         if self.watch.done and self.watch.done == self.watch.ranks:
             self._done = self._done or now
-            if now - self._done > DONE_WAIT:
+            absent = len(self.watch.done) < self.watch.world  # a rank that does not wait for the others may be late
+            if now - self._done > self._patience(DONE_WAIT) + (self._first if absent else 0.0):
                 return True
         if not self.watch.hit or self.fault is None:
             return False
@@ -191,17 +247,21 @@ class Trial:
         if self.fault.kind == "torn-save":
             return self._by("fault", "")
         if self.fault.kind == "kill":
-            done = len(self.watch.hit) == len(self.watch.ranks) or now - self._hit > KILL_WAIT
+            done = len(self.watch.hit) == len(self.watch.ranks) or now - self._hit > self._patience(KILL_WAIT)
             return done and self._by("fault", "")
         if self.fault.kind == "terminate":
             return self._terminate(view, now)
-        waited = now - self._hit > self.plan.hang_timeout
-        return waited and self._by("timeout", f"it did not end within {self.plan.hang_timeout:.0f} s")
+        limit = max(self.plan.hang_timeout, ENDING + self._first)
+        return now - self._hit > limit and self._by("timeout", f"it did not end within {limit:.0f} s")
+
+    def _patience(self, seconds: float) -> float:
+        return max(seconds, self._first / 2)
 
     def _terminate(self, view: View, now: float) -> bool:
         if self._terminated is None:
             self._terminated = self._hit = now
             view.signal(signal.SIGTERM)
+            (self.directory / SIGNALLED).touch()
         late = now - self._terminated > self.plan.grace
         return late and self._by("timeout", f"it did not end within {self.plan.grace:.0f} s of SIGTERM")
 

@@ -14,6 +14,7 @@ _CHUNK = 65536
 _STEP = re.compile(rb'^\{"event": "step", "step": (\d+),', re.MULTILINE)
 _DONE = re.compile(rb'^\{"event": "end", "step": \d+, "reason": "steps"', re.MULTILINE)
 _FAULT = re.compile(rb'^\{"event": "injected", .{0,4096}?"rank": (\d+),', re.MULTILINE)
+_WORLD = re.compile(rb'^\{"event": "begin", "rank": \d+, "local_rank": \d+, "world": (\d+),', re.MULTILINE)
 
 
 class Watch:
@@ -24,6 +25,7 @@ class Watch:
         self._read: dict[str, int] = {}
         self.step = 0
         self.ranks: set[str] = set()
+        self.world = 1  # the ranks that a launcher started, as far as one of them has said so
         self.hit: set[int] = set()
         self.done: set[str] = set()  # ranks that the probe ended after the wished steps
         self.bytes = 0
@@ -49,6 +51,7 @@ class Watch:
         whole = text[: text.rfind(b"\n") + 1]
         self._read[path.name] = begin + len(whole)
         self.step = max([self.step, *(int(found[1]) for found in _STEP.finditer(whole))])
+        self.world = max([self.world, *(int(found[1]) for found in _WORLD.finditer(whole))])
         if _DONE.search(whole):
             self.done.add(path.name.split("-")[1])
         self.hit.update(int(found[1]) for found in _FAULT.finditer(whole))

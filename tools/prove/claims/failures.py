@@ -21,7 +21,7 @@ def _exception(proof: Proof) -> list[Finding]:
     assert outcome is not None
     where = f"exception in rank {event.rank} after step {event.step}"
     if outcome.ended_by == "timeout":
-        text = f"{where}: the other ranks still ran {proof.hang_timeout:.0f} s later"
+        text = f"{where}: the other ranks still ran {outcome.fault_seconds or 0:.0f} s later"
         return [failed("not-ended", "a failed rank does not end the job", text)]
     if outcome.exit_code == 0:
         return [failed("hidden", "a failed rank ends the job with exit code 0", where)]
@@ -44,8 +44,9 @@ def _hang(proof: Proof) -> list[Finding]:
     where = f"rank {event.rank} blocked after step {event.step}"
     if outcome.ended_by == "timeout":
         said = f"; the group's time-out is {limit}" if limit else ""
-        text = f"{where}: not ended within {proof.hang_timeout:.0f} s{said}"
-        return [warned("hang-not-ended", f"a hung rank does not end the job within {proof.hang_timeout:.0f} s", text)]
+        waited = f"{outcome.fault_seconds or 0:.0f} s"
+        text = f"{where}: not ended within {waited}{said}"
+        return [warned("hang-not-ended", f"a hung rank does not end the job within {waited}", text)]
     by = f" by the group's time-out of {limit}, shortened for this trial," if shortened else ""
     text = f"{where}: exit code {outcome.exit_code} after {outcome.fault_seconds or 0:.1f} s"
     if outcome.exit_code == 0:

@@ -125,7 +125,7 @@ def leave(probe: Probe) -> None:
     while probe.saving and time.monotonic() < end:
         time.sleep(0.05)
     probe.ends.write("steps")
-    faults.wait_for_all(probe, "end", _ENDS_SECONDS)
+    faults.wait_for_all(probe, "end", max(_ENDS_SECONDS, probe.first_step_seconds))
     for child in multiprocessing.active_children():
         child.terminate()
     for stream in (sys.stdout, sys.stderr):

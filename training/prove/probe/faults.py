@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from .. import records
 from .state import Probe
 
 MESSAGE = "trainyard: planted exception"
 _TAIL = 65536
-_WAIT_SECONDS = 3.0
-_PAUSE_SECONDS = 1.0
+_WAIT_SECONDS = 3.0  # for the other ranks; longer where the first step took long
+_SENT_SECONDS = 60.0  # until the runner has sent a signal
+_PAUSE_SECONDS = 1.0  # from there through the launcher to the ranks; longer where the first step took long
 
 
 def after_step(probe: Probe) -> None:
@@ -23,13 +26,11 @@ def after_step(probe: Probe) -> None:
         return
     if fault.kind == "kill":
         probe.write(records.Injected("kill", probe.rank, probe.step))
-        wait_for_all(probe, "injected", _WAIT_SECONDS)
+        wait_for_all(probe, "injected", max(_WAIT_SECONDS, probe.first_step_seconds / 2))
         kill_self()
     elif fault.kind == "terminate":
         probe.write(records.Injected("terminate", probe.rank, probe.step))
-        # The signal comes from outside: a fast script must not be at its end before.
-        wait_for_all(probe, "injected", _PAUSE_SECONDS)
-        _pause(_PAUSE_SECONDS)
+        _wait_for_signal(probe)
     elif fault.rank == probe.rank and fault.kind == "exception":
         probe.write(records.Injected("exception", probe.rank, probe.step))
         raise RuntimeError(MESSAGE)
@@ -57,11 +58,31 @@ def kill_self() -> None:
         time.sleep(1)
 
 
-def _pause(seconds: float) -> None:
-    """Sleep. A signal handler of the script runs in between."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        time.sleep(0.05)
+def _wait_for_signal(probe: Probe) -> None:
+    """Wait until SIGTERM has reached this rank: it comes from outside, and a fast script must not be at its end before.
+
+    A handler of the script runs meanwhile. Without one the signal ends this process here.
+    """
+    reached: list[int] = []
+    handler = signal.getsignal(signal.SIGTERM)
+    follows = callable(handler) and threading.current_thread() is threading.main_thread()
+
+    def noted(number: int, frame: Any) -> Any:
+        reached.append(number)
+        return handler(number, frame)  # type: ignore[operator]
+
+    sent, end = probe.out / records.SIGNALLED, time.monotonic() + _SENT_SECONDS
+    if follows:
+        signal.signal(signal.SIGTERM, noted)
+    try:
+        while not reached and not sent.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        end = time.monotonic() + max(_PAUSE_SECONDS, probe.first_step_seconds / 8)
+        while not reached and time.monotonic() < end:
+            time.sleep(0.05)
+    finally:
+        if follows and signal.getsignal(signal.SIGTERM) is noted:
+            signal.signal(signal.SIGTERM, handler)
 
 
 def wait_for_all(probe: Probe, event: str, seconds: float) -> None:

@@ -44,7 +44,6 @@ class Probe:
     node: int
     fault: Fault
     stand_in: bool
-    hang_timeout: float
     kept: list[str]
     loaded: float = field(default_factory=time.monotonic)
     pid: int = field(default_factory=os.getpid)
@@ -204,6 +203,5 @@ def read(path: str) -> Probe:
         node=int(data.get("node", 0)),
         fault=Fault(fault.get("kind", ""), fault.get("rank", 0), fault.get("step"), fault.get("save")),
         stand_in=bool(data.get("stand_in")),
-        hang_timeout=float(data.get("hang_timeout", 60.0)),
         kept=list(data.get("kept", [])),
     )

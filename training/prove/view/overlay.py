@@ -19,7 +19,7 @@ from ..records import FoundFile
 from . import tree
 
 LAUNCHER = Path(__file__).resolve().parent / "launcher.py"
-STARTS_WITHIN = 30.0
+STARTS_WITHIN = 120.0
 MOST_COMPILED = 1 << 30  # bytes that starts may leave for later ones, besides those of one start
 MEMORY = "50%"  # of /dev/shm, as the kernel's own default
 
