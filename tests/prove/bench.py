@@ -124,8 +124,9 @@ def _meaning(path: Path) -> str:
         return repr(yaml.safe_load(text))
     tree = ast.parse(text)
     for node in ast.walk(tree):
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if documented and ast.get_docstring(node) is not None:
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if ast.get_docstring(node) is not None:
             del node.body[0]
     return ast.dump(tree)
 

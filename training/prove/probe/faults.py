@@ -69,7 +69,7 @@ def _wait_for_signal(probe: Probe) -> None:
 
     def noted(number: int, frame: Any) -> Any:
         reached.append(number)
-        return handler(number, frame)  # type: ignore[operator]
+        return handler(number, frame)  # type: ignore[misc, operator]
 
     sent, end = probe.out / records.SIGNALLED, time.monotonic() + _SENT_SECONDS
     if follows:
