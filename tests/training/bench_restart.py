@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.conftest import Job
+from tests.training.jobs import Job
 
 ROUNDS = 3
 LONG = ("train.steps=100000", "checkpoint.every=20")

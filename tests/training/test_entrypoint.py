@@ -348,7 +348,7 @@ def test_an_end_without_a_record(code: int, lines: list[str], kind: str) -> None
 
 
 def test_the_document_lists_every_class_and_code() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "ends.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "recovery.md").read_text(encoding="utf-8")
     rows = re.findall(r"(?m)^\| ([a-z ]+) \| (\d+) \| (no|yes|) ?\|", text)
     told = {kind: (int(code), answer) for kind, code, answer in rows}
     answers = {kind: "no" if kind in PERMANENT else "yes" for kind in CODES} | {"done": ""}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.training import layouts
-from tests.training.conftest import own_network
 from tests.training.inprocess import Texts, losses, run, same
+from tests.training.jobs import own_network
 from training.checkpoint.read import open_checkpoint
 from training.config import apply_override
 from training.run.directory import RunDir

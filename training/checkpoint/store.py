@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from training.run.directory import RunDir
 
 _warn = logging.getLogger(__name__).warning
 
+SEEN_WITHIN_S = 60.0  # acdirmax of nfs(5): a client may know so long an old list of names
 _TOLD_FROM = 1 << 30  # bytes whose verification takes long enough to announce
 
 
@@ -99,9 +101,9 @@ class Store:
         """The newest step that every rank can read and verify, None without one.
 
         Each file is hashed by one rank. A step that fails is quarantined and reported to `log`; then the next
-        one is tried. `check` raises CheckpointError for a step that this run cannot restore. With a signing
-        key, a step that is not signed as one of this run fails as well, but it stays where it is, because
-        the key may be the wrong one.
+        one is tried. A step that some ranks do not see stays where it is. `check` raises CheckpointError for a step
+        that this run cannot restore. With a signing key, a step that is not signed as one of this run fails as
+        well, but it stays where it is, because the key may be the wrong one.
 
         Raises:
             CheckpointError: the only steps are unsigned ones; a start from scratch would hide them.
@@ -191,6 +193,7 @@ class Store:
     def _inspect(self, step: int, found: list[Manifest], check: Callable[[Checkpoint], None] | None) -> dict[str, Any]:
         """Verify this rank's share of a step's files; return step, attempt and the problem, if any."""
         path = self.directory / step_name(step)
+        unseen = not _appears(path)
         try:
             manifest = with_retries(lambda: read_manifest(path, self._run))
             found.append(manifest)
@@ -201,14 +204,14 @@ class Store:
                 check(Checkpoint(path, manifest))
         except CheckpointError as error:
             foreign = isinstance(error, ForeignError)
-            return {"step": step, "attempt": None, "problem": str(error), "foreign": foreign}
-        return {"step": step, "attempt": manifest.attempt, "problem": None, "foreign": False}
+            return {"step": step, "attempt": None, "problem": str(error), "foreign": foreign, "unseen": unseen}
+        return {"step": step, "attempt": manifest.attempt, "problem": None, "foreign": False, "unseen": False}
 
     def _tell_long(self, manifest: Manifest) -> None:
         if self._peers.rank == 0 and manifest.nbytes >= _TOLD_FROM:
             self._log(f"verifying step {manifest.step}, {manifest.nbytes / (1 << 30):.1f} GiB")
 
-    def _evaluate(self, reports: list[dict[str, Any]]) -> Literal["good", "damaged", "foreign"]:
+    def _evaluate(self, reports: list[dict[str, Any]]) -> Literal["good", "damaged", "foreign", "unseen"]:
         """Whether all ranks found the same good checkpoint; a damaged one is quarantined (rank 0)."""
         step = reports[0]["step"]
         problems = [f"rank {rank}: {each['problem']}" for rank, each in enumerate(reports) if each["problem"]]
@@ -220,6 +223,9 @@ class Store:
         self._log(f"step {step} is refused: {'; '.join(problems)}")
         if any(each["foreign"] for each in reports):
             return "foreign"
+        if not any(each["problem"] and not each["unseen"] for each in reports) and reports[0]["problem"] is None:
+            self._log(f"step {step} stays where it is, because other ranks see it: do all pods mount the same volume?")
+            return "unseen"
         try:
             self._quarantine(step)
         except CheckpointError as error:
@@ -230,3 +236,13 @@ class Store:
         moved = quarantine(self.directory / step_name(step))
         self._refused.discard(step)
         self._log(f"step {step} is kept as {moved.name}")
+
+
+def _appears(directory: Path) -> bool:
+    """Whether a directory that another rank sees is seen here; on a network file system this can take a time."""
+    end = time.monotonic() + SEEN_WITHIN_S
+    while not directory.is_dir():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.2)
+    return True

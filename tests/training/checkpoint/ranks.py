@@ -1,11 +1,13 @@
 """Real ranks for the tests: a server that imports torch once and forks ranks, which join over gloo.
 
 Run as a script it reads one JSON request a line, {"function", "world", "limit_s", "arguments"}, calls that
-function of this module on every rank, and answers with one line: each rank's exit status and result or error.
+function (of this module, or MODULE:FUNCTION) on every rank, and answers with one line: each rank's exit status and
+result or error.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
@@ -27,6 +29,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from tests.training.checkpoint.boundaries import Boundaries
 from tests.training.checkpoint.values import held, same, state, whole, zeroed
+from training.checkpoint import store as stores
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.shards import shards_of
 from training.checkpoint.store import Store
@@ -65,6 +68,12 @@ def load(directory: str, sharded: bool = True) -> dict[str, Any]:
         return {"step": None, "told": told}
     wanted = held(whole(checkpoint.step), rank, world, sharded=sharded)
     return {"step": checkpoint.step, "equal": _loads(checkpoint, wanted), "told": told}
+
+
+def load_where(directories: list[str], wait_s: float) -> dict[str, Any]:
+    """The same, where each rank sees a directory of its own, and waits so long for what rank 0 sees."""
+    stores.SEEN_WITHIN_S = wait_s
+    return load(directories[rank_and_world()[0]])
 
 
 def _loads(checkpoint: Checkpoint, wanted: dict[str, Any]) -> bool:
@@ -168,11 +177,17 @@ def _rank(request: dict[str, Any], rank: int, scratch: Path) -> int:
         address, limit = f"file://{scratch}/rendezvous", timedelta(seconds=20)
         dist.init_process_group("gloo", address, rank=rank, world_size=world, timeout=limit)
     try:
-        answer, status = {"result": globals()[request["function"]](**request["arguments"])}, 0
+        answer, status = {"result": _named_function(request["function"])(**request["arguments"])}, 0
     except Exception as error:  # noqa: BLE001 - every failure is the caller's to judge
         answer, status = {"error": str(error), "kind": type(error).__name__}, 1
     (scratch / f"{rank}.json").write_text(json.dumps(answer))
     return status
+
+
+def _named_function(name: str) -> Any:
+    """A function of this module, or MODULE:FUNCTION."""
+    module, _, function = name.rpartition(":")
+    return getattr(importlib.import_module(module), function) if module else globals()[function]
 
 
 def _fork(request: dict[str, Any], rank: int, scratch: Path) -> int:

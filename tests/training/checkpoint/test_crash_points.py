@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.checkpoint.values import assert_holds, held, state, whole
-from training.checkpoint.layout import step_name
-from training.checkpoint.read import newest, open_checkpoint
-from training.checkpoint.store import Store
+from tests.training.checkpoint.sweep import resume, sweep
+from tests.training.checkpoint.values import whole
 
 Call = Callable[..., list[Any]]
 
@@ -31,56 +29,17 @@ def copies(two_steps: Path, tmp_path: Path) -> Callable[[], Path]:
     return copy
 
 
-def resume(directory: Path) -> tuple[int, list[str]]:
-    """Return what a new job finds: the newest step and the log. Every step there must be right."""
-    seen = newest(directory)
-    told: list[str] = []
-    store = Store(directory, log=told.append)
-    checkpoint = store.latest()
-    assert checkpoint is not None
-    assert seen is not None
-    assert seen.step == checkpoint.step
-    for step in store.steps():
-        assert_holds(open_checkpoint(directory / step_name(step)), step)
-    left_over = [path.name for path in directory.iterdir() if path.suffix in (".tmp", ".deleting")]
-    assert not left_over
-    return checkpoint.step, told
-
-
-def save_again(directory: Path, step: int) -> None:
-    """The resumed job commits the step."""
-    store = Store(directory)
-    store.save(step, held(whole(step), 0, 1, sharded=False), state(step, 0), {"tokens": 1000 * step}, {})
-    checkpoint = store.latest()
-    assert checkpoint is not None
-    assert checkpoint.step == step
-
-
 @pytest.mark.parametrize(
     ("world", "beside"),
     [(1, False), (2, False), (3, False), pytest.param(1, True, marks=pytest.mark.long),
      pytest.param(2, True, marks=pytest.mark.long)],
 )  # fmt: skip
 def test_killed_at_every_boundary_in_every_rank(
-    ranks: Call, ranks_status: Call, copies: Callable[[], Path], world: int, beside: bool
+    ranks_status: Call, copies: Callable[[], Path], world: int, beside: bool
 ) -> None:
     """Each boundary of each rank in turn (of three ranks the last), losing what was not synced."""
-    how = {"step": 3, "beside": beside}
-    passed = ranks("save_until_killed", world, directory=copies(), victim=0, point=None, **how)
-    points = [(rank, point) for rank in range(world) for point in range(len(passed[rank])) if world < 3 or rank == 2]
-    found = set()
-    for victim, point in points:
-        directory = copies()
-        answers = ranks_status("save_until_killed", world, directory=directory, victim=victim, point=point, **how)
-        where = f"rank {victim} killed before: {passed[victim][point]}"
-        assert answers[victim]["status"] == -signal.SIGKILL, where
-        step, told = resume(directory)
-        committed = victim == 0 and any(call.startswith("rename step-00000003") for call in passed[0][:point])
-        assert step == (3 if committed else 2), where
-        assert not [line for line in told if "refused" in line], where
-        save_again(directory, 3)
-        found.add(step)
-    assert len(points) >= {1: 50, 2: 65, 3: 15}[world]
+    points, found = sweep(ranks_status, copies, world, 3, beside=beside)
+    assert points >= {1: 50, 2: 65, 3: 15}[world]
     assert found == ({2} if world == 3 else {2, 3})
 
 

@@ -205,6 +205,22 @@ def test_all_ranks_agree(checkpoints: Path, ranks: Callable[..., list[Any]]) -> 
     assert found[1]["told"] == found[2]["told"] == []
 
 
+def test_a_step_that_one_rank_does_not_see_stays(
+    checkpoints: Path, ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    """All ranks take the step before, and the whole one is not set aside; the control is damaged on both."""
+    other = Path(shutil.copytree(checkpoints, tmp_path / "other" / "checkpoints"))
+    shutil.rmtree(other / NEW)
+    found = ranks("load_where", 2, directories=[checkpoints, other], wait_s=0.3)
+    assert [answer["step"] for answer in found] == [1, 1]
+    assert "do all pods mount the same volume?" in found[0]["told"][1]
+    assert (checkpoints / NEW).is_dir()
+    flip(checkpoints / NEW / "rank-00000.safetensors", 200)
+    found = ranks("load_where", 2, directories=[checkpoints, other], wait_s=0.3)
+    assert [answer["step"] for answer in found] == [1, 1]
+    assert (checkpoints / f"{NEW}.bad").is_dir()
+
+
 def test_each_file_is_hashed_once(checkpoints: Path) -> None:
     manifest = read_manifest(checkpoints / NEW)
     for world in (1, 2, 3, 8):
