@@ -32,7 +32,7 @@ export PROMPT
 # These would redirect an import or an installation.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
 
-.PHONY: help setup setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-long test-long-all test-security audit test-cluster test-cluster-all test-flux test-monitoring test-browser test-bench test-images test-neuron bench bench-all bench-gpu bench-packages bench-restart prove-bench bench-data plan-error lint format types docs docs-serve ci lock lock-neuron clean purge
+.PHONY: help setup setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-long test-long-all test-security audit test-cluster test-cluster-all test-flux test-monitoring test-browser test-bench faults faults-all test-images test-neuron bench bench-all bench-gpu bench-packages bench-restart prove-bench bench-data plan-error lint format types docs docs-serve ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -159,6 +159,12 @@ test-browser: setup-dev ## Run the tests of the report page in a real browser (D
 
 test-bench: setup-dev ## Run the tests of the benchmarks: tiny rows of all sides, also those of a card
 	@exec $(PYTEST) tests/bench $(ARGS)
+
+faults: setup-dev ## Try each fault of tests/faults/faults.yaml once, beside plain torchrun, in up to 40 minutes; run again to continue (ARGS="1 25" or ARGS=--keep)
+	@exec .venv/bin/python -m tests.faults.suite $(ARGS)
+
+faults-all: setup-dev ## Try each fault with all its seeds, in up to 3 hours; run again to continue
+	@exec .venv/bin/python -m tests.faults.suite --all $(ARGS)
 
 test-images: setup-dev ## Run the tests with a private Docker engine and registry (root, up to an hour)
 	@exec $(PYTEST) tests/docker $(ARGS)

@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.bench import harness  # noqa: E402
+from tests.faults import suite  # noqa: E402
 from tests.job import pages as job_outputs  # noqa: E402
 from tests.prove import planted  # noqa: E402
 from tools import cli  # noqa: E402
@@ -47,6 +48,7 @@ INDEX, README, CHANGELOG = f"{DOCS}/index.md", "README.md", "CHANGELOG.md"
 COMMANDS, CONFIGURATION = f"{DOCS}/reference/commands.md", f"{DOCS}/reference/configuration.md"
 CELLS, REPAIRS = f"{DOCS}/reference/cells.md", f"{DOCS}/reference/repairs.md"
 PREFLIGHT, IMAGES, PERFORMANCE = f"{DOCS}/preflight.md", f"{DOCS}/images.md", f"{DOCS}/performance.md"
+RECOVERY = f"{DOCS}/recovery.md"
 SITE_CONFIG, SITE_PAGES, STYLE = "zensical.toml", "build/docs", "site.css"
 
 COMMANDS_HEAD = """\
@@ -157,11 +159,12 @@ one world that was computed, and one needed 46 s where it was given 40.
 def outputs(root: Path) -> dict[str, str]:
     """Return every file that holds generated text, path to the text it should have."""
     cells = job_outputs.rendered()
-    texts = {page: (root / page).read_text(encoding="utf-8") for page in (README, IMAGES)}
+    texts = {page: (root / page).read_text(encoding="utf-8") for page in (README, IMAGES, RECOVERY)}
     texts[README] = with_block(texts[README], "cells", cells_table(root))
     texts[README] = with_block(texts[README], "picture", picture(root))
     texts[IMAGES] = with_block(texts[IMAGES], "image-rules", image_rules())
     texts[IMAGES] = with_block(texts[IMAGES], "torch-releases", torch_table())
+    texts[RECOVERY] = with_block(texts[RECOVERY], "faults", faults_table())
     for page in pages(root):
         text = texts.get(page) or (root / page).read_text(encoding="utf-8")
         if "<!-- situation: " in text:
@@ -520,6 +523,15 @@ def performance_page() -> str:
     if not any(one["command"] == "make bench-gpu" for one in kept):
         parts.append("## On a card\n\n`make bench-gpu` was not run on a card.")
     return "\n\n".join(parts) + "\n"
+
+
+def faults_table() -> str:
+    """Return what the fault suite has measured and kept."""
+    if not suite.RESULTS.exists():
+        return "\n".join(suite.table_lines(suite.rows_of(suite.read_table(), []))) + "\n"
+    kept = json.loads(suite.RESULTS.read_text(encoding="utf-8"))
+    about = f"`{kept['command']}`, commit {kept['commit']}, {kept['date']}, on {kept['processor']}."
+    return "\n".join([about, "", *suite.table_lines(kept["rows"])]) + "\n"
 
 
 def image_rules() -> str:

@@ -1,0 +1,107 @@
+"""The fault suite: its table, a few cheap faults, and that a fault that did not happen is never counted as held."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults import suite
+from tests.faults.bed import ROOT, Bed, NoFaultError, NotTriedError, Outcome
+
+TABLE = suite.read_table()
+
+
+def test_the_table_has_every_fault_once_and_each_is_tried_or_says_why_not() -> None:
+    assert [fault.number for fault in TABLE] == list(range(1, 41))
+    for fault in TABLE:
+        assert bool(fault.missing) != bool(fault.run or fault.tests), fault
+        assert fault.missing or (fault.how and fault.bound), fault
+        for name in (fault.run, fault.control):
+            if name and not name.startswith("none: "):
+                module, _, function = name.partition(":")
+                assert callable(getattr(importlib.import_module(f"tests.faults.{module}"), function)), name
+        for name in fault.tests:
+            path, _, function = name.partition("::")
+            text = (ROOT / path).read_text()
+            assert not function or f"def {function}(" in text, name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", [fault for fault in TABLE if fault.smoke], ids=lambda fault: fault.name)
+def test_a_cheap_fault(fault: suite.Fault, tmp_path: Path) -> None:
+    trial = suite.attempt(fault, "trainyard", 0, {}, tmp_path)
+    if trial.verdict == "not tried":
+        pytest.skip(trial.why)
+    assert trial.verdict == "held", (trial.why, trial.outcome)
+
+
+def held(bed: Bed) -> Outcome:
+    return Outcome(True, "seen", "whole", lost=bed.seed, seconds=1.0, points=3)
+
+
+def broken(bed: Bed) -> Outcome:
+    return Outcome(bed.plain or bed.seed > 0, "seen", "a mixture")
+
+
+def never(bed: Bed) -> Outcome:
+    raise NoFaultError("it ended before")
+
+
+def impossible(bed: Bed) -> Outcome:
+    raise NotTriedError("no cgroup can be made here")
+
+
+def wrong(bed: Bed) -> Outcome:
+    raise AssertionError("not in 90 s")
+
+
+@pytest.mark.parametrize(
+    ("function", "verdict", "code", "told"),
+    [
+        (held, "held", 0, "held: whole"),
+        (broken, "not held", 1, "**not held**: a mixture"),
+        (never, "no fault", 3, "**no fault**: it ended before"),
+        (impossible, "not tried", 0, "**not tried**: no cgroup can be made here"),
+        (wrong, "not held", 1, "**not held**: AssertionError: not in 90 s"),
+    ],
+)
+def test_verdicts_and_continuation(
+    function: object, verdict: str, code: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worst of the seeds counts; a second call tries only what has no trial, or whose fault did not happen."""
+    monkeypatch.setattr(suite, "_function", lambda fault, side: function)
+    fault = suite.Fault(1, "a fault", "somehow", "a bound", run="x:y", seeds=2)
+    trials, said = suite.Trials(tmp_path / "trials.jsonl", "now"), list[str]()
+    how: dict[str, Any] = {"seeds": None, "again": False, "trials": trials, "say": said.append}
+    assert suite.run([fault], end=float("inf"), **how)
+    assert len(said) == 4
+    (row,) = suite.rows_of([fault], trials.all())
+    assert row["trainyard"]["verdict"] == verdict
+    assert suite.exit_code([row], True) == code
+    (line,) = suite.table_lines([row])[2:]
+    assert told in line
+    if verdict == "held":
+        assert (row["trainyard"]["points"], row["trainyard"]["lost"]) == (6, 1)
+    assert suite.run([fault], end=float("inf"), **how)
+    assert len(said) == (8 if verdict == "no fault" else 4)
+    assert suite.Trials(tmp_path / "trials.jsonl", "later").all() == []
+
+
+def test_time_that_is_up_is_no_success(tmp_path: Path) -> None:
+    fault = suite.Fault(1, "a fault", "somehow", "a bound", run="x:y")
+    trials = suite.Trials(tmp_path / "trials.jsonl", "now")
+    assert not suite.run([fault], seeds=1, again=False, trials=trials, say=print, end=0.0)
+    rows = suite.rows_of([fault], trials.all())
+    assert suite.exit_code(rows, False) == 3
+    assert "not yet run" in suite.table_lines(rows)[-1]
+
+
+def test_kept_results_are_of_this_table() -> None:
+    if not suite.RESULTS.exists():
+        pytest.skip("no results are kept: make faults ARGS=--keep")
+    kept = json.loads(suite.RESULTS.read_text())
+    assert [(row["number"], row["name"]) for row in kept["rows"]] == [(fault.number, fault.name) for fault in TABLE]
