@@ -149,6 +149,9 @@ def broken(what: str) -> Object:
     elif what == "apart":
         del item["spec"]["pytorchReplicaSpecs"]["Master"]
         worker["containers"][0]["command"] = ["torchrun", "a.py"]
+    elif what == "node":
+        for replica in item["spec"]["pytorchReplicaSpecs"].values():
+            replica["template"]["spec"]["containers"].append({"name": "node", "image": "exporter:1"})
     elif what == "refused":
         worker["containers"][0]["name"] = "main"
     elif what == "long":
@@ -167,6 +170,7 @@ def broken(what: str) -> Object:
         ("refused", "it is refused as it is"),
         ("long", "the TrainJob would be refused"),
         ("managed", "managedBy"),
+        ("node", "a second container has the name node"),
     ],
 )
 def test_what_it_cannot_is_refused_with_the_reason(what: str, reason: str) -> None:

@@ -124,6 +124,8 @@ def _template(job: Workload) -> Object:
             where = where if edit else "restartPolicy"
             raise _cannot(job, f"{first.name} and {role.name} differ in {where}, and all nodes of a TrainJob are equal")
     for container in [*(template["spec"].get("initContainers") or []), *template["spec"]["containers"]]:
+        if container.get("name") == NODE:
+            raise _cannot(job, f"a second container has the name {NODE}, which Trainer gives the one that trains")
         for entry in container.get("env") or []:
             _move_field(job, entry)
     return template
