@@ -1,4 +1,4 @@
-"""A trn1 cell as a TorchX application: the same pods, in a Volcano job instead of a PyTorchJob.
+"""A trn1 cell, or a script in its pods, as a TorchX application: a Volcano job instead of a PyTorchJob.
 
     torchx run -s kubernetes -cfg queue=trainyard --workspace "" overlays/hardware/trn1/torchx.py:trn1_bert \\
         --name berttrain-graphs --precompile True
@@ -15,12 +15,14 @@ Facts: torchx 0.7.0, schedulers/kubernetes_scheduler.py (app_to_resource, role_t
 
 # No `from __future__ import annotations` here: TorchX reads the types of the arguments.
 import copy
+import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchx import specs
 
 from tools.cells import kustomize
+from tools.cells.knobs import Knobs, applied
 from tools.cells.kustomize_graph import is_kustomization
 from tools.core import repo
 from tools.kube.manifests import Manifests, Object
@@ -32,29 +34,36 @@ COMMAND_BEFORE_TORCHRUN = 3  # words: python -m training.entrypoint
 def trn1_bert(
     name: str = "berttrain",
     model: str = "bert-large",
+    script: str = "",
+    script_args: str = "",
     nnodes: int = 0,
+    instance_type: str = "",
     image: str = "",
     precompile: bool = False,
     cacheset: str = "auto",
     max_retries: int = 3,
 ) -> specs.AppDef:
-    """Train a cell of trn1, BERT-large if nothing else is said, or compile its graphs beforehand.
+    """Train a cell of trn1, BERT-large if nothing else is said, or run a script, or compile the graphs beforehand.
 
     Args:
         name: the application, and its run; a used name continues that run
-        model: the cell overlays/trn1/<model>
+        model: the cell overlays/trn1/<model>, or that of the instance type's family
+        script: a program in the image, which torchrun starts in place of the cell's trainer
+        script_args: the script's arguments, quoted as for a shell
         nnodes: machines; 0 takes the cell's own number
+        instance_type: of the machines, such as trn1n.32xlarge; the cell's own if empty
         image: the trainer's image; the cell's own if empty
         precompile: compile the graphs with neuron_parallel_compile instead of training; name it <name>-graphs
         cacheset: directory of compiled graphs below the run
         max_retries: how often Volcano restarts the whole job after a failed or evicted pod
     """
-    cell = _cell(model)
+    hardware = instance_type.partition(".")[0] or "trn1"
+    cell = applied(_cell(hardware, model), Knobs(instance=instance_type or None))
     worker = cell.job()["spec"]["pytorchReplicaSpecs"]["Worker"]
     nodes = nnodes or int(worker["replicas"])
     pod = copy.deepcopy(worker["template"]["spec"])
     container = pod["containers"][0]
-    command = [*container["command"], *container["args"]]
+    command = [*container["command"], *(_program(script, script_args) or container["args"])]
     if precompile:
         command[COMMAND_BEFORE_TORCHRUN:COMMAND_BEFORE_TORCHRUN] = ["python", "-m", "training.precompile"]
     del container["args"]
@@ -146,11 +155,18 @@ class CellRole(specs.Role):  # type: ignore[misc]  # torchx is not in the projec
         return [{"name": name, "value": value} for name, value in values.items()]
 
 
-def _cell(model: str) -> Manifests:
-    path = repo.root() / "overlays" / "trn1" / model
+def _program(script: str, arguments: str) -> list[str]:
+    """Return the words behind torchrun for a script, none without one."""
+    if script.startswith("-") or (arguments and not script):
+        raise ValueError("--script is the path of a program, and --script_args are its arguments")
+    return [script, *shlex.split(arguments)] if script else []
+
+
+def _cell(hardware: str, model: str) -> Manifests:
+    path = repo.root() / "overlays" / hardware / model
     if not is_kustomization(path):
         known = ", ".join(one.parent.name for one in path.parent.glob("*/kustomization.yaml"))
-        raise ValueError(f"overlays/trn1 has no cell {model}; known: {known}")
+        raise ValueError(f"overlays/{hardware} has no cell {model}; known: {known or 'none'}")
     return kustomize.rendered(path)
 
 
