@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,25 +18,30 @@ from tests.cluster.api import Object
 from tests.cluster.conftest import Nodes, own_plane, real_nodes
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kube import Kube, condition, shared_claim
+from tests.cluster.machines import fake_node
 from tests.cluster.sandbox import BRIDGE_ADDRESS, CannotStart
 from tests.cluster.training import JOB, SHORT, STEPS, TRAINJOB_LABEL, Training, start
 from tests.parts import venv
 from tests.parts.gomodule import Progress
+from tools.cells import kustomize
 from tools.cells.knobs import Knobs, applied
 from tools.cli import invoke
 from tools.cluster import platform
 from tools.cluster.cluster_env import Fact
 from tools.core import repo
+from tools.facts.instances import instance
 from tools.kube.manifests import Manifests, name_of, parse, written
+from tools.kube.selectors import ZONE
 from tools.workload import kinds
 from tools.workload.pod import Pod
 
 CELL, SEEN = "overlays/cpu/llama-tiny", "overlays/g5/llama-3-2-1b"
+LARGE = "overlays/p5/llama-3-1-8b"  # four machines
 UNSEEN = "must be created before the TrainJob is created"
 SDK = repo.root() / "tests/cluster/kubeflow"
 FAULTS = (23, 43, 63)  # steps a little behind a checkpoint each
 SETTINGS = tuple(f"{key}={new}" for key, (_, new) in SHORT.items())
-QUEUE_FILES = "base/plugins/kueue/queue/queues.yaml"
+KUEUE = "base/plugins/kueue"
 BY_INDEX = ("PET_NODE_RANK", "JOB_COMPLETION_INDEX")  # the pod reads them from its annotation
 STATUS = "KUBEFLOW_TRAINER_SERVER"
 SEND = """
@@ -277,13 +283,24 @@ def test_a_permanent_failure_ends_the_trainjob(
     assert answer["cause"].startswith("config"), answer
 
 
-def queues(kube: Kube, namespace: str, cpus: int) -> None:
-    """Apply the queue of base/plugins/kueue for a team."""
-    values = {"TEAM_NAMESPACE": namespace, "QUEUE_CPUS": str(cpus), "QUEUE_MEMORY_GIB": "64"}
-    values |= {"QUEUE_GPUS": "0", "QUEUE_NEURON": "0"}
-    text = (repo.root() / QUEUE_FILES).read_text(encoding="utf-8")
-    facts = {name: Fact(value, 0) for name, value in values.items()}
-    kube.put(parse(platform.substitute(text, facts), QUEUE_FILES).objects)
+def queues(kube: Kube, namespace: str, cpus: int, memory: int = 64, gpus: int = 0, near: Path | None = None) -> None:
+    """Apply the queue of base/plugins/kueue for a team; with its topology, built in the folder `near`, in a flavor."""
+    values = {"TEAM_NAMESPACE": namespace, "QUEUE_CPUS": str(cpus), "QUEUE_MEMORY_GIB": str(memory)}
+    values |= {"QUEUE_GPUS": str(gpus), "QUEUE_NEURON": "0"}
+    folder = repo.root() / KUEUE / "queue"
+    if near is not None:
+        paths = {part: os.path.relpath(repo.root() / KUEUE / part, near) for part in ("queue", "topology")}
+        build = {"resources": [paths["queue"]], "components": [paths["topology"]]}
+        (near / "kustomization.yaml").write_text(json.dumps(build), encoding="utf-8")
+        folder = near
+    text = kustomize.ensure(repo.root(), print).build(folder)
+    objects = parse(platform.substitute(text, {name: Fact(value, 0) for name, value in values.items()}), KUEUE).objects
+    for one in objects if near else []:  # the flavor of other tests cannot change
+        if one["kind"] == "ResourceFlavor":
+            one["metadata"]["name"] = "near"
+        elif one["kind"] == "ClusterQueue":
+            one["spec"]["resourceGroups"][0]["flavors"][0]["name"] = "near"
+    kube.put(objects)
 
     def active() -> bool:
         return condition(kube.get("clusterqueue", f"trainyard-{namespace}") or {}, "Active") is not None
@@ -390,3 +407,44 @@ def _nowhere(objects: list[Object]) -> list[Object]:
             (replicated,) = one["spec"]["template"]["spec"]["replicatedJobs"]
             replicated["template"]["spec"]["template"]["spec"]["nodeSelector"] = {"no": "such"}
     return objects
+
+
+def test_kueue_places_a_job_in_one_zone_or_not_at_all(
+    kube: Kube, cells: list[Manifests], team: Callable[[], str], yard: Callable[..., Any], tmp_path: Path
+) -> None:
+    """kwok's nodes have EKS's labels: two in one zone, four in the other, where the first job leaves no room."""
+    namespace = team()
+    (cell,) = (one for one in cells if one.source == LARGE)
+    names = [f"{zone}-{number}" for zone, count in (("a", 2), ("b", 4)) for number in range(count)]
+    kube.put([fake_node(instance("p5en.48xlarge"), name, _near(name)) for name in names])
+    kube.put(shared_claim(namespace), namespace)
+    queues(kube, namespace, cpus=2000, memory=20000, gpus=64, near=tmp_path)
+    features = ("kueue", "kueue/topology")
+    first = applied(cell, Knobs(name="first", features=features))
+    second = applied(cell, Knobs(name="second", features=(*features, "trainjob")))
+
+    def zones(job: str, label: str) -> set[str]:
+        pods = kube.list("pods", namespace, f"{label}={job}")
+        placed = [pod["spec"].get("nodeName") for pod in pods]
+        return {str(name)[:1] for name in placed} if len(placed) == 4 and all(placed) else set()
+
+    try:
+        kube.apply(written(first.objects), namespace)
+        where = name_of(kinds.job_of(first).item), "training.kubeflow.org/job-name"
+        kube.wait("the first job's nodes", lambda: zones(*where) == {"b"}, 180)
+        _apply(kube, namespace, second.objects)
+        late = name_of(kinds.job_of(second).item)
+        waiting = _until(yard, namespace, late, "topology")
+        assert waiting["cause"].startswith("queue"), waiting
+        assert kube.list("pods", namespace, f"{TRAINJOB_LABEL}={late}") == []
+        kube.run("delete", "pytorchjob", where[0], "-n", namespace)
+        kube.wait("the second job's nodes", lambda: zones(late, TRAINJOB_LABEL) == {"b"}, 180)
+    finally:
+        kube.call("delete", "nodes", *names, "--wait=false")
+
+
+def _near(name: str) -> dict[str, str]:
+    """Return the labels that EKS gives a node, here with two nodes in each of the smallest groups."""
+    zone, number = name[0], int(name[2:])
+    layers = {1: zone, 2: zone, 3: f"{zone}-{number // 2}"}
+    return {ZONE: zone} | {f"topology.k8s.aws/network-node-layer-{one}": group for one, group in layers.items()}
