@@ -22,7 +22,8 @@ def start(say: Progress) -> Callable[[Path], Fleet]:
 
     def started(clone: Path) -> Fleet:
         try:
-            programs, parts = cluster_build.ensure(say), build.ensure(say)
+            modules = (*cluster_build.CLUSTER, "controllers")
+            programs, parts = cluster_build.ensure(say, modules), build.ensure(say)
             return Fleet.start_new(programs, parts, clone)
         except (CannotBuild, Unsupported) as problem:
             pytest.skip(str(problem))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+import yaml  # type: ignore[import-untyped]
 
 from tests.cluster.api import KubectlError, Object
 from tests.cluster.build import Programs
@@ -17,6 +20,7 @@ from tests.cluster.sandbox import Process, Sandbox
 from tests.flux.build import Parts
 from tests.flux.source import Source
 from tests.parts import upstream
+from tools.core import repo
 
 NAMESPACE = "flux-system"
 ADDRESS = "https://git.example.com/team/trainyard.git"  # of base/flux/sync/sync.yaml
@@ -37,15 +41,14 @@ NEARBY = f"""\
       patch: |
         - {{op: replace, path: /spec, value: {{type: ExternalName, externalName: localhost}}}}
 """
+CONTROLLER = "kustomize-controller"
+INSTALL = "base/flux/install/kustomization.yaml"
 # Shorter waits than in production (`kustomize-controller --help`).
 FLAGS = (
     *("--watch-all-namespaces", "--enable-leader-election=false", "--events-addr=", "--log-encoding=console"),
     *("--metrics-addr=127.0.0.1:18190", "--health-addr=127.0.0.1:18191"),
     *("--interval-jitter-percentage=0", "--requeue-dependency=1s"),
     *("--min-retry-delay=200ms", "--max-retry-delay=2s"),
-    # As base/flux/install.
-    *("--no-cross-namespace-refs=true", "--no-remote-bases=true", "--default-service-account=default"),
-    "--custom-apply-stage-kinds=trainer.kubeflow.org/TrainingRuntime",
 )
 
 
@@ -97,18 +100,19 @@ class Fleet:
         self.source.start(self.plane.sandbox)
         self.start()
 
-    def start(self) -> Process:
+    def start(self, without: str = "none") -> Process:
+        """Start Flux with the flags of base/flux/install, except those that begin with `without`."""
+        flags = [*FLAGS, *(flag for flag in installed_flags() if not flag.startswith(without))]
         environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         environment |= {"RUNTIME_NAMESPACE": NAMESPACE, "KUBECONFIG": str(self.kube.kubeconfig)}
-        program = self.parts.program("kustomize-controller")
-        process = self.plane.sandbox.start("kustomize-controller", [program, *FLAGS], environment)
+        process = self.plane.sandbox.start(CONTROLLER, [self.parts.program(CONTROLLER), *flags], environment)
         time.sleep(0.2)
         assert process.alive(), process.tail()
         return process
 
-    def restart(self) -> None:
-        self.plane.process("kustomize-controller").kill()
-        self.start()
+    def restart(self, without: str = "none") -> None:
+        self.plane.process(CONTROLLER).kill()
+        self.start(without)
 
     def apply(self, directory: Path) -> None:
         """Run `kubectl apply --server-side -k clusters/<name>`, as a user does once."""
@@ -191,7 +195,14 @@ class Fleet:
         return "\n".join(lines)
 
     def _log(self) -> str:
-        return self.plane.process("kustomize-controller").tail(5)[-3000:]
+        return self.plane.process(CONTROLLER).tail(5)[-3000:]
+
+
+def installed_flags() -> list[str]:
+    """Return the flags that base/flux/install adds to kustomize-controller."""
+    patches = yaml.safe_load((repo.root() / INSTALL).read_text(encoding="utf-8"))["patches"]
+    own = (one["patch"] for one in patches if re.fullmatch(one["target"]["name"], CONTROLLER))
+    return [operation["value"] for patch in own for operation in yaml.safe_load(patch)]
 
 
 def condition(item: Object, kind: str = "Ready") -> Object:

@@ -6,11 +6,13 @@ import re
 
 import pytest
 
+from tests.cluster import controllers
 from tests.cluster.api import Object
 from tests.cluster.kube import condition
 from tests.flux.fleet import condition as said
 from tests.flux.world import DIGEST, World
 from tools.cells import kustomize
+from tools.cells.knobs import Knobs
 from tools.cells.kustomize import Renderer
 from tools.cli import invoke as yard
 from tools.core import repo
@@ -19,6 +21,7 @@ from tools.gitops import check
 from tools.gitops.render import render
 
 FIRST = "cpu-llama-tiny-sample"
+TRAINJOB = ("trainjobs.trainer.kubeflow.org", "trainingruntimes.trainer.kubeflow.org")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def commands(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_flux_creates_what_we_rendered(world: World, renderer: Renderer) -> None:
-    name = world.add_run(renderer, "added", settings=("train.learning_rate=1.5e-4",))
+    name = world.add_run(renderer, "added", Knobs(settings=("train.learning_rate=1.5e-4",)))
     job = world.running(name)
     run = next(one for one in check.run_files(world.root, world.cluster) if one.name == name)
     ours = render(world.root, run, renderer)
@@ -191,6 +194,38 @@ def test_a_run_is_not_ready_until_its_job_runs(world: World, renderer: Renderer)
     world.fleet.wait("not to be Ready", lambda: said(world.fleet.get(made)).get("status") == "Unknown")
     assert world.job(made)["spec"]["runPolicy"]["suspend"] is True
     assert yard(["cluster", "run", "check", "--cluster", "cpu-demo", "--live"]) == 0
+
+
+@pytest.mark.usefixtures("commands")
+def test_a_trainjob_is_created_after_its_runtime(
+    world: World, renderer: Renderer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trainer refuses it without the runtime. Without a stage for runtimes, Flux applies nothing of the run."""
+    fleet = world.fleet
+    controllers.start(fleet.plane, controllers.JOBSET, controllers.TRAINER)
+    fleet.restart(without="--custom-apply-stage-kinds")
+    name = world.add_run(renderer, "trainjob", Knobs(features=("trainjob",)))
+    assert "must be created before the TrainJob is created" in fleet.wait_failed(name)
+    assert [world.job(name, kind) for kind in TRAINJOB] == [{}, {}]
+
+    fleet.restart()
+    fleet.wait("the TrainJob", lambda: all(world.job(name, kind) for kind in TRAINJOB))
+    before = [world.job(name, kind) for kind in TRAINJOB]
+    fleet.wait("its end", lambda: condition(world.job(name, TRAINJOB[0]), "Complete") is not None)
+    fleet.reconciled(name)
+    fleet.wait_ready(name)
+    after = [world.job(name, kind) for kind in TRAINJOB]
+    assert [(one["metadata"]["uid"], one["spec"]) for one in after] == [
+        (one["metadata"]["uid"], one["spec"]) for one in before
+    ]
+    assert after[0]["spec"]["runtimeRef"]["name"] == after[1]["metadata"]["name"]
+    capsys.readouterr()
+    assert yard(["cluster", "run", "list", "--cluster", "cpu-demo"]) == 0
+    assert re.search(rf"(?m)^{name} +yes +[0-9a-f]{{12}} +Ready +Succeeded$", capsys.readouterr().out)
+
+    (world.cluster / "runs" / f"{name}.yaml").unlink()
+    world.push("no TrainJob")
+    fleet.wait("the run's end", lambda: not any(world.job(name, kind) for kind in TRAINJOB) and not fleet.get(name))
 
 
 def test_the_last_run_can_be_removed(world: World) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.cluster.api import Object
@@ -145,20 +145,18 @@ class World:
         self.fleet.wait("the sync", lambda: self.fleet.ready("flux-system", made))
         return made
 
-    def add_run(
-        self, renderer: Renderer, suffix: str, cell: str = "cpu/llama-tiny", settings: tuple[str, ...] = ()
-    ) -> str:
+    def add_run(self, renderer: Renderer, suffix: str, knobs: Knobs | None = None) -> str:
         """Create a run as `yard cluster run new` does, commit it, and return its name."""
-        wanted = Wanted(cell, self.name, knobs=Knobs(name=suffix, image=IMAGE, settings=settings))
+        wanted = Wanted("cpu/llama-tiny", self.name, knobs=replace(knobs or Knobs(), name=suffix, image=IMAGE))
         made = new_run.make(self.root, wanted, renderer)
         new_run.write(made)
         self.push(f"Run {made.path.stem}")
         return made.path.stem
 
-    def job(self, run: str) -> Object:
-        """Return a run's job, or an empty object where it does not exist."""
+    def job(self, run: str, kind: str = "pytorchjobs.kubeflow.org") -> Object:
+        """Return a run's job, or another object of it, or an empty object where it does not exist."""
         selector = f"kustomize.toolkit.fluxcd.io/name={run}"
-        found = self.fleet.kube.list("pytorchjobs.kubeflow.org", None, selector)
+        found = self.fleet.kube.list(kind, None, selector)
         return found[0] if found else {}
 
     def running(self, run: str) -> Object:
