@@ -89,6 +89,10 @@ class Train(Section):
     """What follows a loss or gradient norm more than 6 standard deviations above its mean over the last 128 steps:
     as `on_nan`, or `ignore`; nothing is judged before 64 steps."""
 
+    check_replicas_every: Whole = 0
+    """Number of steps between two comparisons of the parameters that several ranks hold, and before each save: a rank
+    whose parameters differ ends the run, and nothing is saved; 0 for none. With `fsdp` each parameter is held once."""
+
     eval_every: Count
     """Number of steps between two evaluations on held-out data; one more follows the last step."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -12,6 +13,9 @@ import torch.distributed as dist
 from training.config import ConfigError
 from training.config.base import divisor_near
 from training.device import Device
+from training.run.heartbeat import NODE
+
+_LONGEST_TEXT = 160
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,18 @@ class Ranks:
         dist.all_reduce(tensor, group=self.group)
         return tensor.tolist()
 
+    def gathered(self, own: list[float]) -> list[list[float]]:
+        """The numbers of each rank, on every rank; all ranks give equally many."""
+        width, flat = len(own), [0.0] * len(own) * self.world_size
+        flat[self.rank * width : (self.rank + 1) * width] = own
+        together = self.sum(flat)
+        return [together[rank * width : (rank + 1) * width] for rank in range(self.world_size)]
+
+    def texts(self, own: str) -> list[str]:
+        """The text of each rank, on every rank, in ASCII and cut at 160 characters. It is for rare messages."""
+        numbers = own.encode("ascii", "replace")[:_LONGEST_TEXT].ljust(_LONGEST_TEXT)
+        return [bytes(map(int, row)).decode("ascii").rstrip() for row in self.gathered(list(map(float, numbers)))]
+
     def barrier(self) -> None:
         if self.group is not None:
             dist.barrier(group=self.group)
@@ -86,3 +102,9 @@ def own_group(ranks: Ranks, timeout: timedelta) -> dist.ProcessGroup | None:
     group = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(group, dist.ProcessGroup)
     return group
+
+
+def place() -> str:
+    """Where this process runs: its host, which is its pod, and its node if the pod's manifest tells it."""
+    node = os.environ.get(NODE)
+    return socket.gethostname() + (f" (node {node})" if node else "")

@@ -40,6 +40,7 @@ CODES = {
     "storage": 165,
     "upload": 166,
     "error": 167,
+    "corruption": 168,
 }
 PERMANENT = frozenset(kind for kind, code in CODES.items() if 0 < code < 128)
 
@@ -66,6 +67,17 @@ class LossError(Exception):
     def __init__(self, kind: Literal["nan", "spike"], step: int, message: str, *, final: bool = False) -> None:
         super().__init__(message)
         self.kind, self.step, self.final = kind, step, final
+
+
+class ReplicaError(Exception):
+    """Ranks that must hold the same parameters do not; `here` is whether this rank is, or may be, a wrong one.
+
+    Another attempt may help: it continues from a checkpoint that was written before, and other nodes can run it.
+    """
+
+    def __init__(self, message: str, *, here: bool) -> None:
+        super().__init__(message)
+        self.failure_class = "corruption" if here else "lost peer"
 
 
 class UploadError(Exception):

@@ -24,6 +24,7 @@ from training.run.directory import read_json
 
 ATTEMPT = "TRAINYARD_ATTEMPT"  # set by training.entrypoint: the pod's start that a heartbeat belongs to
 STARTED = "TRAINYARD_STARTED"  # set beside it: when that start began, in seconds since the epoch
+NODE = "TRAINYARD_NODE"  # set by the manifest: the name of the pod's node
 DUMP_SIGNAL = signal.SIGUSR2  # a rank answers it with the stacks of its threads
 INTERVAL = 1.0  # seconds between two writes within a phase
 SETTLED = 3  # steps after which a phase runs steadily: it has compiled its code and opened its connections
@@ -42,7 +43,8 @@ class Beat:
 
     `beats` counts the steps (batches, lines of progress) of this phase so far; `longest_s` is the longest
     time between two of them. `count` grows with each write, so that a reader sees progress without comparing
-    clocks. `attempt` is empty if no entrypoint started the rank.
+    clocks. `attempt` is empty if no entrypoint started the rank. `own_s` and `wait_s` are the means of the last steps:
+    seconds of this rank's own work, and of waiting for others. `node` is empty if the manifest does not tell it.
     """
 
     rank: int
@@ -55,6 +57,9 @@ class Beat:
     beats: int
     longest_s: float
     count: int
+    own_s: float | None = None
+    wait_s: float | None = None
+    node: str = ""
 
 
 class Heartbeat:
@@ -73,6 +78,7 @@ class Heartbeat:
         self._last_call = time.monotonic()
         self._written_at = -INTERVAL
         self._cost = 0.0
+        self._times: tuple[float, float] | None = None
 
     @property
     def phase(self) -> Phase:
@@ -122,6 +128,10 @@ class Heartbeat:
         if due or (self._beats[phase] == SETTLED and not part):
             self._write()
 
+    def measured(self, own_s: float, wait_s: float) -> None:
+        """Take the seconds of own work and of waiting, for the next write."""
+        self._times = (round(own_s, 6), round(wait_s, 6))
+
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
         """Be in a phase for a while, then return to the previous one; an error leaves the phase as it is."""
@@ -146,10 +156,11 @@ class Heartbeat:
         self._written_at = time.monotonic()
         if self._path is None:
             return
+        own_s, wait_s = self._times or (None, None)
         beat = Beat(
             self._rank, self._phase, self._step, time.time(), socket.gethostname(), os.getpid(),
             os.environ.get(ATTEMPT, ""), self._beats[self._phase], round(self._longest[self._phase], 3),
-            self._count,
+            self._count, own_s, wait_s, os.environ.get(NODE, ""),
         )  # fmt: skip
         temporary = self._path.with_suffix(".tmp")
         with contextlib.suppress(OSError):
@@ -181,6 +192,11 @@ def beat(step: int | None = None, *, part: bool = False) -> None:
     _own.beat(step, part=part)
 
 
+def measured(own_s: float, wait_s: float) -> None:
+    """As `Heartbeat.measured`, for this process."""
+    _own.measured(own_s, wait_s)
+
+
 def during(phase: Phase) -> contextlib.AbstractContextManager[None]:
     """As `Heartbeat.during`, for this process."""
     return _own.during(phase)
@@ -210,7 +226,7 @@ def read(path: Path) -> Beat | None:
     """Read a heartbeat; None if it is missing or incomplete."""
     try:
         saved = read_json(path)
-        beat = Beat(**{name: saved[name] for name in Beat.__dataclass_fields__})
+        beat = Beat(**{name: saved[name] for name in Beat.__dataclass_fields__ if name in saved})
         return beat if _is_sound(beat) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -218,8 +234,9 @@ def read(path: Path) -> Beat | None:
 
 def _is_sound(beat: Beat) -> bool:
     """Whether every value has its type and is finite: others than the rank can write to a shared volume."""
-    numbers = (beat.rank, beat.step or 0, beat.pid, beat.beats, beat.count, beat.time, beat.longest_s)
-    texts = (beat.phase, beat.host, beat.attempt)
+    numbers = (beat.rank, beat.step or 0, beat.pid, beat.beats, beat.count, beat.time, beat.longest_s,
+               beat.own_s or 0.0, beat.wait_s or 0.0)  # fmt: skip
+    texts = (beat.phase, beat.host, beat.attempt, beat.node)
     return (
         all(type(number) in (int, float) and abs(number) < 2**63 for number in numbers)
         and beat.pid > 1

@@ -44,9 +44,11 @@ from training.trainer.metrics import Metrics, Pending, first_heldout, summary
 from training.trainer.optimizer import build_optimizer, build_schedule, clip_gradients
 from training.trainer.parallelize import Parallel, parallelise
 from training.trainer.profiling import Profile
+from training.trainer.replicas import Replicas
 from training.trainer.saver import Saver
 from training.trainer.space import check_space, checkpoint_bytes, rules_of
 from training.trainer.state import TrainState, check_same_run, rank_seed
+from training.trainer.stragglers import Stragglers
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 COLLECT_EVERY = 100  # steps between two collections of garbage
@@ -68,9 +70,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Watched:
-    """What a rollback needs beside the state."""
+    """What watches the steps, and what a rollback needs beside the state."""
 
     guard: Guard
+    replicas: Replicas
     store: Store
     saver: Saver
     metrics: Metrics
@@ -126,7 +129,7 @@ def _train(run: Run, attempt: Attempt) -> None:
     metrics = Metrics(
         directory, ranks, device, task.losses,
         flops_per_token(config.model, config.sequence_length, config.lora), peak, source,
-        config.train.steps, now.step, log.info, guard.see,
+        config.train.steps, now.step, log.info, guard.see, Stragglers(parallel, device),
     )  # fmt: skip
     _introduce(run, now)
     if device.extracts_graphs:
@@ -139,8 +142,10 @@ def _train(run: Run, attempt: Attempt) -> None:
         _compile_once(run, now)
     if now.step == 0 and config.model.weights is not None:
         _evaluate(run, now, metrics)  # the base's loss, before training
+    replicas = Replicas(config, parallel, device)
+    saver = Saver(store, run.meta, beside=beside)
     try:
-        _loop(run, now, Watched(guard, store, Saver(store, run.meta, beside=beside), metrics), attempt, cache)
+        _loop(run, now, Watched(guard, replicas, store, saver, metrics), attempt, cache)
     finally:
         gc.enable()
     heldout_loss = _evaluate(run, now, metrics)
@@ -199,11 +204,13 @@ def _advance(run: Run, now: TrainState, watched: Watched, attempt: Attempt) -> N
 
     Raises:
         LossError: on every rank, for a step that train.on_nan or train.on_spike does not let pass.
+        ReplicaError: on every rank, when ranks no longer hold the same parameters.
         Drained: on every rank, after a request to stop.
     """
     recipe, metrics = run.config.train, watched.metrics
     if _step(run, now, metrics, attempt, watched.guard) == "stop":
         metrics.flush()
+        watched.replicas.check(now.step, saves=True)
         watched.saver.save(now, must=True)
         raise failure.Drained(f"stopped on request at step {now.step}, which is saved")
     heartbeat.enter("training", now.step)
@@ -214,6 +221,7 @@ def _advance(run: Run, now: TrainState, watched: Watched, attempt: Attempt) -> N
         metrics.flush()
     if evaluates or saves or now.step % COLLECT_EVERY == 0:
         gc.collect(1)
+    watched.replicas.check(now.step, saves=saves)
     if saves:
         watched.saver.save(now, must=last)
     if evaluates:
@@ -326,9 +334,11 @@ def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt, guard: 
     data_wait = time.perf_counter() - began
     own_counts = [ranks.counts * sum(column) for column in zip(*(batch.counts() for batch in batches), strict=True)]
     own_tokens = ranks.counts * sum(batch.tokens() for batch in batches)
+    began = time.perf_counter()
     stop, tokens, *predicted = ranks.sum([float(attempt.stop_requested), own_tokens, *own_counts])
     if stop:
         return "stop"
+    work = metrics.stragglers.begin(data_wait, time.perf_counter() - began)
     counts = [max(1, int(count)) for count in predicted]  # a batch without predictions has a loss of 0
     # DDP and FSDP average over ranks, but a loss is a sum over the global batch's predictions.
     scale = device.values([ranks.data_size / count for count in counts])
@@ -345,9 +355,11 @@ def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt, guard: 
         heartbeat.beat(part=True)
         device.micro_batch_done()
     now.parallel.exchange_rest(device)
+    work.exchanged()
     grad_norm = clip_gradients(now.parallel.model, recipe.gradient_clip)
     learning_rate = float(now.schedule.get_last_lr()[0])
     skipped = guard.skipped(now.step + 1, totals, counts, grad_norm)
+    work.updates()
     if skipped is None:
         now.optimizer.step()
     else:
@@ -375,6 +387,7 @@ def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt, guard: 
             start,
             before_exchange,
             device.mark(),
+            work,
             None if graphs is None else (device.graphs_compiled() or 0) - graphs,
         )
     )

@@ -46,7 +46,8 @@ def main(task: Task, about: str | None) -> None:
 def _fail(error: Exception, rank: int, attempt: Attempt, directory: RunDir) -> int:
     """Log and record why this rank stops; return its exit code."""
     kind = failure.classify(error)
-    known = isinstance(error, (ConfigError, DataError, CheckpointError, failure.LossError, failure.Drained))
+    own = (failure.LossError, failure.ReplicaError, failure.Drained)
+    known = isinstance(error, (ConfigError, DataError, CheckpointError, *own))
     text = f"rank {rank}: {kind}: {failure.message(error)}"
     log.error(text)
     if not known:
