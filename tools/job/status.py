@@ -1,6 +1,6 @@
 """A job at a glance: its state, its pods, its progress and its remaining time."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from tools.cells import knobs
@@ -14,6 +14,7 @@ from tools.job.snapshot.live_job import title
 from tools.job.snapshot.snapshot import event_time
 from tools.kube import Object
 from tools.workload import Workload
+from training.run.straggling import Straggling
 
 SILENT, SILENT_STEPS = 120.0, 10  # seconds, and step times, without a step: the remaining time is unknown
 SPEEDS = ("tokens_per_s", "samples_per_s", "mfu")
@@ -49,6 +50,7 @@ class Status:
             "checkpoints": [one["step"] for one in run.get("checkpoints") or [] if one.get("step") is not None],
             "restarts": len(series.gaps(now.records)),
             "plan": planned.beside(self.snapshot, present),
+            "stragglers": asdict(present[-1].stragglers) if present and present[-1].stragglers else None,
         }
 
     def _present(self, now: Progress) -> list[Record]:
@@ -180,6 +182,8 @@ def lines(status: Status) -> list[str]:
     rows.append(("training", _training(training)))
     if plan := training["plan"]:
         rows.append(("plan", plan["says"]))
+    if slow := training["stragglers"]:
+        rows.append(("straggler", f"rank {ranks.spans(slow['ranks'])}: {Straggling(**slow)}"))
     if (cost := value["cost"])["usd_so_far"]:
         rows.append(("cost", f"${cost['usd_so_far']:,.2f} so far, ${cost['usd_per_hour']:,.2f} an hour (on demand)"))
     if steps:

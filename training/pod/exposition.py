@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Dict, Tuple
 
 from training.checkpoint.layout import MANIFEST, committed_steps, step_name
-from training.run import heartbeat
+from training.run import heartbeat, straggling
 from training.run.directory import RunDir, last_records, read_json
 from training.run.heartbeat import PHASES, Beat
 from training.run.phases import Reader
@@ -49,6 +49,12 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "trainyard_restarts_total": ("counter", "Starts of this pod's ranks after a failure, over all attempts."),
     "trainyard_rank_step": ("gauge", "Newest step of each rank of this pod."),
     "trainyard_rank_heartbeat_timestamp_seconds": ("gauge", "Newest heartbeat of each rank of this pod, in Unix time."),
+    "trainyard_rank_own_seconds": ("gauge", "Seconds of each rank's own work in a step, of the newest steps."),
+    "trainyard_rank_wait_seconds": (
+        "gauge",
+        "Seconds that each rank waited for others in a step, of the newest steps.",
+    ),
+    "trainyard_straggler": ("gauge", "How many times as long as the median the work of the slowest straggler takes."),
     "trainyard_rank_silent_seconds_max": ("gauge", "Longest silence of each rank of this pod in its phase."),
 }
 
@@ -153,8 +159,12 @@ def _of_ranks(beats: Iterable[Beat]) -> Iterator[Sample]:
         rank = {"rank": str(beat.rank)}
         yield "trainyard_rank_heartbeat_timestamp_seconds", rank, beat.time
         yield "trainyard_rank_silent_seconds_max", rank, beat.longest_s
-        if beat.step is not None:
-            yield "trainyard_rank_step", rank, beat.step
+        for family, value in (
+            ("trainyard_rank_step", beat.step), ("trainyard_rank_own_seconds", beat.own_s),
+            ("trainyard_rank_wait_seconds", beat.wait_s),
+        ):  # fmt: skip
+            if value is not None:
+                yield family, rank, value
 
 
 def _of_steps(run: RunDir) -> Iterator[Sample]:
@@ -184,6 +194,9 @@ def _of_steps(run: RunDir) -> Iterator[Sample]:
     for quantile in _QUANTILES if times else ():
         yield "trainyard_step_seconds", {"quantile": str(quantile)}, times[round(quantile * (len(times) - 1))]
     yield from _of_rank_times(recent)
+    if found := straggling.read(recent[-1].get("stragglers")):
+        for rank in found.ranks:
+            yield "trainyard_straggler", {"rank": str(rank)}, found.factor
     heldout = [line["loss"] for line in last_records(run.heldout) if is_number(line.get("loss"))]
     if heldout:
         yield "trainyard_heldout_loss", {}, heldout[-1]

@@ -9,7 +9,7 @@ from the trainer's source or from a published log.
 
 A line that does not contain a step gives no step. Evaluations are not steps. A record has the values `step`,
 `steps` (of the whole run), `time` (seconds since 1970), `loss`, `lr`, `grad_norm`, `tokens_per_s`,
-`samples_per_s`, `mfu` (between 0 and 1), `step_s`, `data_wait_s`, `rank_step_s`, `memory_gib`, `epoch`.
+`samples_per_s`, `mfu` (between 0 and 1), `step_s`, `data_wait_s`, `rank_step_s`, `memory_gib`, `epoch`, `stragglers`.
 
 The tools read pods' logs with it. The agent reads the output of a script with it, with Python 3.8 or newer.
 """
@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Dict
 
+from training.run import straggling
 from training.run.timestamps import moment
 
 LONGEST = 4096  # characters of a line that are searched; a line of JSON is read whole
@@ -284,6 +285,8 @@ def _from_object(value: Mapping[Any, Any]) -> Values | None:
     ranks = value.get("rank_step_s")
     if isinstance(ranks, list):
         found["rank_step_s"] = tuple(one for one in map(number, ranks) if one is not None)
+    if slow := straggling.read(value.get("stragglers")):
+        found["stragglers"] = slow
     at = next((at for name in _MOMENTS if (at := _moment(value.get(name))) is not None), None)
     if not _MEASURED & set(found):
         text = next((str(value[name]) for name in _TEXTS if isinstance(value.get(name), str)), "")

@@ -25,6 +25,7 @@ from training.run.failure import LossError
 from training.run.files import read_bounded
 from training.run.progress import line_seconds
 from training.run.trainer_status import TrainerStatus
+from training.trainer.stragglers import Stragglers, Times, Work
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -51,6 +52,7 @@ class Pending:
     start: Any
     before_exchange: Any
     end: Any
+    work: Work
     graphs: int | None = None  # number compiled in this step, on devices that compile whole graphs
 
 
@@ -60,12 +62,13 @@ class Metrics:
     def __init__(
         self, run: RunDir, ranks: Ranks, device: Device, losses: tuple[str, ...], flops_per_token: int,
         peak: float | None, peak_source: str, steps: int, resumed_at: int, say: Callable[[str], None],
-        watch: Callable[[int, float, float], None],
+        watch: Callable[[int, float, float], None], stragglers: Stragglers,
     ) -> None:  # fmt: skip
         self._ranks, self._device, self._say, self._watch = ranks, device, say, watch
         self._losses = losses
         self._flops_per_token, self._peak, self._peak_source = flops_per_token, peak, peak_source
         self._steps = steps
+        self.stragglers = stragglers
         self._pending: list[Pending] = []
         self._recent: list[dict[str, Any]] = []
         self._said_at, self._line_seconds = 0.0, line_seconds()
@@ -109,7 +112,7 @@ class Metrics:
         if not self._pending:
             return
         rows = [self._row(p) for p in self._pending]
-        width = len(self._losses) + 3 * self._ranks.world_size
+        width = len(self._losses) + 5 * self._ranks.world_size
         flat = self._ranks.sum([value for row in rows for value in row])
         for index, pending in enumerate(self._pending):
             self._write(pending, flat[index * width : (index + 1) * width])
@@ -118,20 +121,27 @@ class Metrics:
             self._file.flush()
 
     def _row(self, pending: Pending) -> list[float]:
-        """[loss sums, ranks' seconds before the exchange, their gradient norms, whether values were not finite]."""
+        """[loss sums, and by rank: seconds before the exchange, gradient norms, whether values were not finite, times].
+
+        The times are those of own work and of waiting for other ranks.
+        """
         losses, norm = pending.losses.tolist(), pending.grad_norm.item()
         finite = all(map(math.isfinite, (*losses, norm)))
-        seconds, norms, broken = ([0.0] * self._ranks.world_size for _ in range(3))
+        seconds, norms, broken, own, waits = ([0.0] * self._ranks.world_size for _ in range(5))
         rank = self._ranks.rank
         seconds[rank] = self._device.seconds(pending.start, pending.before_exchange)
+        own[rank], waits[rank] = pending.work.seconds(pending.end)
         norms[rank] = norm if finite else 0.0
         broken[rank] = 0.0 if finite else 1.0 if math.isfinite(norm) else 2.0
-        return [*(losses if finite and self._ranks.counts else [0.0] * len(losses)), *seconds, *norms, *broken]
+        return [*(losses if finite and self._ranks.counts else [0.0] * len(losses)), *seconds, *norms, *broken,
+                *own, *waits]  # fmt: skip
 
     def _write(self, pending: Pending, row: list[float]) -> None:
         world, kinds = self._ranks.world_size, len(self._losses)
         sums = row[:kinds]
-        rank_seconds, norms, flags = (row[kinds + part * world : kinds + (part + 1) * world] for part in range(3))
+        rank_seconds, norms, flags, own, waits = (
+            row[kinds + part * world : kinds + (part + 1) * world] for part in range(5)
+        )
         if any(flags):
             rank = next(rank for rank in range(world) if flags[rank])
             what = f"the {'gradient norm' if flags[rank] == 2 else 'loss'} of rank {rank}"
@@ -160,6 +170,7 @@ class Metrics:
             "step_s": step_s,
             "rank_step_s": rank_seconds,
             **({} if pending.graphs is None else {"graphs_compiled": pending.graphs}),
+            **self.stragglers.see(pending.step, Times(own, waits, step_s)),
             "time": time.time(),
         }
         self._recent = [*self._recent[-49:], record]

@@ -31,7 +31,13 @@ RULES: tuple[Rule, ...] = (
     *(startup.references, startup.images, startup.container_errors, startup.mounts),
     *(failures.failures, deleted_pods.ended, no_steps.ended),
     *(hangs.lost_nodes, hangs.unhealthy_nodes, hangs.network, hangs.hang, hangs.kept_alive),
-    *(performance.not_finite, performance.straggler, performance.data_wait, performance.slow_network),
+    *(
+        performance.not_finite,
+        performance.named_straggler,
+        performance.straggler,
+        performance.data_wait,
+        performance.slow_network,
+    ),
     performance.slowdown,
     performance.slower_than_planned,
     performance.low_use,  # last: only if none of the other causes of slowness is found

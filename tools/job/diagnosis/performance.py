@@ -5,6 +5,7 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator
 
+from tools.core import output
 from tools.facts.instances import EFA
 from tools.job import planned
 from tools.job.diagnosis.admission import is_over
@@ -33,6 +34,7 @@ SLOWED = 0.7  # of the run's earlier speed
 VALUES = re.compile(
     r"(?i)\b((?:\w{1,20}[_ ])?loss(?:_\w{1,20})?|(?:grad(?:ient)?[ _])?norm)\b['\"]?(?:\s?[:=]\s?|\s)([-+\w.]{1,30})"
 )
+MOST_NAMED = 4  # stragglers
 COLUMNS = re.compile(r"\b\d{1,6}/\d{1,6}\s{1,20}[\d.]{1,8}(G)\s{1,20}([-+\w.]{1,30})")
 SOCKET = re.compile(r"NCCL INFO (?:.{0,200}\b)?(?:NET/Socket|Using network Socket)", re.IGNORECASE)
 OFI = re.compile(r"NET/OFI.{0,200}Selected [Pp]rovider is efa|Using network (?:AWS Libfabric|OFI|Libfabric)")
@@ -60,6 +62,24 @@ def straggler(snapshot: Snapshot) -> Iterator[Cause]:
     ]
     summary = f"rank {worst} delays the others by {more / statistics.median(steps):.0%} of a step"
     yield Cause("straggler", Layer.SLOW, summary, evidence, host, worst)
+
+
+def named_straggler(snapshot: Snapshot) -> Iterator[Cause]:
+    """The trainer names ranks whose own work takes longer than that of the others, in its newest step."""
+    found = next((record.stragglers for record in _recent(snapshot)[-1:]), None)
+    if found is None:
+        return
+    hosts = {beat.rank: beat.host for beat in progress.of(snapshot).beats}
+    evidence = []
+    for rank in found.ranks[:MOST_NAMED]:
+        pod = next((pod for pod in snapshot.pods if pod.name == hosts.get(rank)), None)
+        evidence.append(
+            f"rank {rank}: pod {pod.name} on node {pod.node}" if pod else f"rank {rank}: its pod is unknown"
+        )
+    who = output.count(len(found.ranks), "rank") if len(found.ranks) > 1 else f"rank {found.ranks[0]}"
+    summary = f"{who} takes {found.factor:.1f} times as long as the others"
+    evidence.append(str(found))
+    yield Cause("straggler", Layer.SLOW, summary, evidence, hosts.get(found.ranks[0]), found.ranks[0])
 
 
 def data_wait(snapshot: Snapshot) -> Iterator[Cause]:

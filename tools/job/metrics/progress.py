@@ -86,6 +86,6 @@ def _beat(item: Mapping[str, Any]) -> Beat | None:
     if not isinstance(values.get("rank"), int) or values.get("time") is None:
         return None
     try:
-        return Beat(**{name: values[name] for name in Beat.__dataclass_fields__})
+        return Beat(**{name: values[name] for name in Beat.__dataclass_fields__ if name in values})
     except (KeyError, TypeError):
         return None

@@ -12,6 +12,7 @@ from typing import Any
 
 from tools.job.snapshot import Line
 from training.run import trainer_logs
+from training.run.straggling import Straggling
 from training.run.trainer_logs import RESTART
 
 
@@ -33,6 +34,7 @@ class Record:
     rank_step_s: tuple[float, ...] = ()
     memory_gib: float | None = None
     epoch: float | None = None
+    stragglers: Straggling | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the known values for JSON, which has no nan: such a number becomes its name."""
@@ -57,7 +59,7 @@ class RunMetrics:
                 yield float(record.step), float(value)
 
 
-COLUMNS = tuple(one.name for one in fields(Record) if one.name != "rank_step_s")
+COLUMNS = tuple(one.name for one in fields(Record) if one.name not in ("rank_step_s", "stragglers"))
 
 
 def from_jsonl(lines: Iterable[str]) -> list[Record]:
