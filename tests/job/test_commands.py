@@ -40,7 +40,7 @@ def test_the_only_job_needs_no_name(world: NewWorld, cluster: Cluster, yard: Yar
 
 def test_a_cell_means_its_job(world: NewWorld, cluster: Cluster, yard: Yard) -> None:
     cluster(world())
-    assert "team-a/cpu-llama-tiny-train (uid-job)" in yard.out("status", "overlays/cpu/llama-tiny")
+    assert "team-a/cpu-llama-tiny-train, 2 " in yard.out("status", "overlays/cpu/llama-tiny")
 
 
 def test_missing_data_is_reported_and_is_not_a_failure(world: NewWorld, cluster: Cluster, yard: Yard) -> None:
@@ -430,12 +430,13 @@ def test_following_ends_at_a_step_at_a_lasting_cause_or_in_time(
         followed(trains, uid="another")
 
 
-def test_list_shows_state_and_uid(world: NewWorld, cluster: Cluster, yard: Yard) -> None:
+def test_list_shows_state_model_and_uid(world: NewWorld, cluster: Cluster, yard: Yard) -> None:
     made = world()
     made.end("Failed")
     cluster(made)
     (row,) = yard.json("list")
     assert (row["state"], row["uid"], row["pods"]) == ("Failed", "uid-job", "0/2")
+    assert (row["model"], row["step"], row["usd_per_hour"]) == ("llama-tiny", "-", "-"), "it does not run"
     yard("status", code=1)
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
+import os
+import sys
 import time
 from dataclasses import asdict
 
-from rich.console import Console
-
 from tests.job.conftest import Cluster, NewWorld, Yard
-from tools.cli.job.top import table
-from tools.job import top
-from tools.job.top import Row
+from tests.parts import screen
 from training.run.directory import write_json
 from training.run.heartbeat import Beat, path_of
 
@@ -31,6 +28,9 @@ def test_a_job_that_trains_has_its_figures_and_price(world: NewWorld, cluster: C
     (row,) = yard.json("top")["jobs"]
     cost = float(row.pop("usd_per_hour").replace(",", ""))
     assert cost > 100, "more than one p5"
+    (listed,) = yard.json("list")
+    assert [listed[key] for key in ("model", "step", "loss", "left")] == ["llama-3-1-8b", "9/40", "2.500", "31 s"]
+    assert float(listed["usd_per_hour"].replace(",", "")) == cost
     assert row == {
         "job": "team-a/p5-llama-3-1-8b-train", "state": "Running, training", "step": "9/40", "loss": "2.500",
         "speed": "1,000 tok/s", "mfu": "40.0%", "left": "31 s", "cause": "",
@@ -54,13 +54,28 @@ def test_no_job_is_a_sentence(world: NewWorld, cluster: Cluster, yard: Yard) -> 
     assert yard.out("top") == "no job\n"
 
 
-def test_a_terminal_gets_no_control_character_of_a_cluster() -> None:
-    hostile = Row("team-a/job\x1b[31m", "Running", loss="[bold]2", cause="\u202ex" * 200)
-    shown = io.StringIO()
-    Console(file=shown, force_terminal=True, width=200, color_system=None).print(table([hostile, Row("b", "Failed")]))
-    text = shown.getvalue()
-    assert "\\x1b[31m" in text
-    assert "[bold]2" in text
-    assert not {"\x1b", "\u202e"} & set(text)
-    assert "2 jobs" in text
-    assert top.HEAD[-2:] == ("$/h", "cause")
+def test_a_terminal_shows_jobs_again_and_again(world: NewWorld, cluster: Cluster) -> None:
+    """In place, until q. Each column is a part of 80, and nothing of a cluster controls the terminal."""
+    job = world("p5/llama-3-1-8b")
+    job.waiting(0, "ImagePullBackOff", "Back-off [bold]pulling\x1b[31m image")
+    cluster(job)
+    shown = screen.show(
+        [sys.executable, "-m", "tools.cli", "job", "top", "--every", "1"],
+        variables={"PYTHONPATH": os.getcwd()}, keys={"p5-llama": b"q"},
+    )  # fmt: skip
+    assert shown.code == 0, shown.raw
+    assert shown.last[0].split() == ["job", "state", "$/h", "cause"], "columns without a value are left out"
+    assert not any(line in shown.raw for line in ("speed", "MFU"))
+    assert max(map(len, shown.last)) <= 80
+    assert "\x1b[31m image" not in shown.raw
+
+
+def test_status_is_painted_over_itself(world: NewWorld, cluster: Cluster) -> None:
+    cluster(world("p5/llama-3-1-8b"))
+    shown = screen.show(
+        [sys.executable, "-m", "tools.cli", "job", "status", "--watch"],
+        variables={"PYTHONPATH": os.getcwd()}, keys={"next: yard job": b"q"},
+    )  # fmt: skip
+    assert shown.code == 0, shown.raw
+    assert "8 H100 x 4 nodes (p5.48xlarge)" in shown.last[0] or "x " in shown.last[0], shown.last
+    assert shown.last[-1].startswith("next: yard job")

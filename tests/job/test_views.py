@@ -13,7 +13,7 @@ import pytest
 
 from tests.job.conftest import NewWorld, Yard
 from tests.job.corpus import STEP
-from tests.job.world import AGE, World
+from tests.job.world import AGE, NOW, World
 from tools import cli
 from tools.core import State, repo
 from tools.facts.instances import INSTANCES
@@ -145,13 +145,32 @@ def test_status_says_what_is_known(world: NewWorld) -> None:
     shown = "\n".join(status.lines(Status(made.snapshot())))
     for part in ("step 100/400", "tokens/s, MFU 40.0%, 5 min left", "newest of step 50", "90 s ago: Pulled"):
         assert part in shown, shown
-    assert "24-31" in shown
-    assert "uid-job" in shown
+    assert any("24-31" in row for row in status.table(found["pods"]))
+    assert "8 A10G x 4 nodes (g5.48xlarge)" in shown
     price = INSTANCES["g5.48xlarge"].price_usd_per_hour
     assert price is not None
     assert found["cost"]["usd_per_hour"] == round(4 * price, 2)
     assert found["cost"]["usd_so_far"] == pytest.approx(4 * price * (AGE - 5) / 3600, abs=0.01)
     assert f"${4 * price:,.2f} an hour" in shown
+
+
+def test_status_tells_the_goodput_of_the_first_rank(world: NewWorld) -> None:
+    """The pods had nodes 5 s after the job was created, and the last sign is a second old."""
+    made = world("g5/llama-2-7b")
+    assert Status(made.snapshot()).as_dict()["goodput"] is None
+    made.training(ranks=32)
+    assert made.run is not None
+    changes = (("joining", 600, None), ("training", 500, 0), ("saving", 100, 80), ("training", 90, 80))
+    made.run["phases"] = [
+        json.dumps({"time": NOW.timestamp() - ago, "phase": phase, "step": step, "attempt": "a"})
+        for phase, ago, step in changes
+    ]
+    found = Status(made.snapshot()).as_dict()["goodput"]
+    trained = (500 - 100) + (90 - 1)
+    assert found["goodput"] == pytest.approx(trained / (AGE - 5 - 1))
+    assert found["ettr"] == pytest.approx(trained / (AGE - 1))
+    shown = "\n".join(status.lines(Status(made.snapshot())))
+    assert f"{trained / (AGE - 6):.1%} of the time of rank 0 was training that was kept; most went to" in shown
 
 
 def test_steps_before_a_resume_do_not_give_the_present_speed(world: NewWorld) -> None:

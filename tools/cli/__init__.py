@@ -2,6 +2,7 @@
 
 import functools
 import io
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -50,8 +51,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def invoke(arguments: list[str] | None = None) -> int:
     """Run `yard` with `arguments` (default: the process's own) and return its exit code."""
+    words = itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:] if arguments is None else arguments)
     try:
-        code = yard.main(args=arguments, prog_name="yard", standalone_mode=False)
+        with output.attended(" ".join(("yard", *itertools.islice(words, 2)))):
+            code = yard.main(args=arguments, prog_name="yard", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except UserError as problem:
         output.error(problem.message, problem.hint)

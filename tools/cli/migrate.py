@@ -16,6 +16,6 @@ def command(file: str, timeout: float, as_json: bool) -> int:
             output.note(text)
         if verdict.state is not State.FAIL:
             output.block(written(made.manifests.objects), raw=True)
-        output.notes(f"{verdict.state.value}: {verdict.summary}")
+        output.note(f"{verdict.state.value}: {verdict.summary}")
         output.notes("\n".join(f"  {line}" for line in verdict.evidence))
     return verdict.state.exit_code

@@ -116,7 +116,7 @@ def _rendered(names: list[str]) -> list[Manifests]:
 
 def _show(one: Evaluation, verbose: bool) -> None:
     failed, unknown, warned, passed = (one.of(state) for state in SHOWN)
-    output.line(f"{one.state.value}: {one.source}: {_summary(one)}")
+    output.line(f"{one.state.value}: {one.source}: {_summary(one)}", state=one.state)
     for verdict in [*failed, *unknown, *warned, *(passed if verbose else [])]:
         output.rule_verdict(verdict, _reason(verdict))
     if one.needs and (verbose or failed or unknown):

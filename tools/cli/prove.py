@@ -16,7 +16,7 @@ from tools.cells.knobs import Knobs
 from tools.cli import _knobs
 from tools.cli._parameters import shared
 from tools.cli.job import _options
-from tools.core import UserError, Verdict, output, repo
+from tools.core import State, UserError, Verdict, output, repo
 from tools.job import proof_job
 from tools.job.snapshot import lookup
 from tools.kube import Kubectl, Manifests
@@ -163,7 +163,7 @@ def _show(result: run.Result) -> None:
     for verdict in result.verdicts:
         output.verdict(_titled(verdict))
     for row in result.not_proven:
-        output.line(f"CANNOT TELL: {row}")
+        output.line(f"CANNOT TELL: {row}", state=State.CANNOT_TELL)
     output.line()
     output.table((name, f"{value:,}") for name, value in result.figures.items())
 

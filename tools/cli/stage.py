@@ -39,7 +39,8 @@ def command(
     else:
         environment = dict(_variable(each) for each in variables)
         here = lookup.in_namespace(kubectl)
-        found = bring.on_cluster(here, asked, image, service_account, environment, timeout, output.note)
+        with output.activity(f"staging {asked.place}") as now:
+            found = bring.on_cluster(here, asked, image, service_account, environment, timeout, now.at)
     if as_json:
         output.data({"place": asked.place, **found})
         return

@@ -48,7 +48,7 @@ def show(findings: list[Finding]) -> None:
     """Print a line for each finding, with its evidence and remedy below it."""
     width = max((len(one.name) for one in findings), default=0)
     for one in findings:
-        output.line(f"{one.state.value:<11}  {one.name:<{width}}  {one.summary}")
+        output.line(f"{one.state.value:<11}  {one.name:<{width}}  {one.summary}", state=one.state)
         for line in one.evidence:
             output.line(f"{'':<11}    {line}")
         if one.remedy:

@@ -3,27 +3,52 @@
 Nothing else in tools/ prints. The text of a log, a pod, a manifest or a file may hold characters that control
 a terminal, or that hide or reorder other text. They are shown, as \\x1b or \\u202e, and never sent. Secrets
 are masked, except in data that the user asks for as it is (`raw`), such as a manifest.
+
+A person at a terminal gets colours, tables that fold, a bar for what takes time, and pages that are painted again.
+Pipes, CI, NO_COLOR, TERM=dumb and narrow terminals get plain lines.
 """
 
+from __future__ import annotations
+
+import contextlib
 import json
+import os
 import re
+import select
+import shutil
 import sys
+import threading
+import time
 import traceback
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tools.core.secret_patterns import mask, masked
+from tools.core.timestamps import duration
 from tools.core.verdict import State, Verdict
+
+if TYPE_CHECKING:
+    from tools.core.terminal import Bar, Page
 
 LINE = 90  # characters of a value in a message
 LONGEST_SECRET = 4096  # characters that are searched behind the end of a shortened text
 TAB = 8  # columns
+NARROWEST = 60  # columns that a bar and a table need
+COLOURS = {State.PASS: "green", State.WARN: "yellow", State.FAIL: "red", State.CANNOT_TELL: "magenta"}
+TICK, PATIENCE = 0.5, 3.0  # seconds between two looks at what is done, and of silence before a bar appears
+ENDS = (b"q", b"Q", b"\x1b", b"\x04")  # keys that end a page
+LINE_SECONDS = 10.0  # between two lines of progress where no terminal is
+FRACTION = re.compile(r"(\d[\d,.]{0,20})(?:/| of )(\d[\d,.]{0,20})")  # how far a line of progress says to be
+BRACKETS = re.compile(r"\[(?:[\w.-]{1,40} )?(\d{1,4})/(\d{1,4})\]")  # how a builder says it: [2/5] or [base 2/5]
 # All but the printable characters of ASCII and Latin-1, to be looked at one by one.
 _SPECIAL = re.compile(r"[^ -~\xa0-\xac\xae-\xff]")
+_VERDICT = re.compile(rf"(?:error: |left:? )?({'|'.join(one.value for one in State)})\b")
+_lock = threading.RLock()
+_stack: list[Activity | Repainted] = []  # the last one is on the terminal
 
 
 def visible(text: str, keep: str = "") -> str:
@@ -39,20 +64,52 @@ def _shown(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def line(text: str = "", raw: bool = False) -> None:
-    """Print one line of a result at once, also into a pipe."""
-    click.echo(_safe(text if raw else mask(text)))
+def watched() -> bool:
+    """Return whether a person looks at a terminal that can be painted: at both streams, and wide enough."""
+    named = os.environ.get
+    if named("NO_COLOR") or named("CI") or named("TERM", "") in ("", "dumb", "unknown"):
+        return False
+    streams = (sys.stdout, sys.stderr)
+    painted = all(one.isatty() and (one.encoding or "").lower().startswith("utf") for one in streams)
+    return painted and shutil.get_terminal_size().columns >= NARROWEST
+
+
+def _put(text: str, err: bool = False, state: State | None = None) -> None:
+    """Print text that is safe, with the word of `state` in its colour where a person looks."""
+    with _lock:
+        top = _stack[-1] if _stack else None
+        if top is not None:
+            top.touched = time.monotonic()
+        if top is None or top.painter is None:
+            if state is not None and watched():
+                word = click.style(state.value, fg=COLOURS[state], bold=True)
+                text = text.replace(state.value, word, 1)
+            click.echo(text, err=err)
+            return
+        from rich.text import Text
+
+        shown = Text(text)
+        if state is not None:
+            at = text.index(state.value)
+            shown.stylize(f"bold {COLOURS[state]}", at, at + len(state.value))
+        top.painter.line(shown)
+
+
+def line(text: str = "", raw: bool = False, state: State | None = None) -> None:
+    """Print one line of a result at once, also into a pipe. The word of `state`, which it holds, is in its colour."""
+    _put(_safe(text if raw else mask(text)), state=state)
 
 
 def note(text: str) -> None:
-    """Print one line of progress on standard error."""
-    click.echo(_safe(mask(text)), err=True)
+    """Print one line of progress on standard error. A verdict at its begin is in its colour."""
+    found = _VERDICT.match(text)
+    _put(_safe(mask(text)), err=True, state=State(found[1]) if found else None)
 
 
 def notes(text: str) -> None:
     """Print the lines of a text as progress."""
     for one in mask(text).splitlines():  # before the split: a private key has several lines
-        click.echo(_safe(one), err=True)
+        _put(_safe(one), err=True)
 
 
 def _safe(text: str) -> str:
@@ -65,7 +122,7 @@ def block(text: str, raw: bool = False) -> None:
     # a diff of a file with Windows' line ends has to keep them
     shown = "\r\n".join(visible(part, keep="\n\t") for part in told.split("\r\n"))
     if shown:
-        click.echo(shown, nl=not shown.endswith("\n"))
+        _put(shown.removesuffix("\n"))
     if told != text:
         note("secrets are shown as ***, so this text differs")
     if shown != told:
@@ -76,12 +133,15 @@ def data(value: Any, indent: int | None = 2, raw: bool = False) -> None:
     """Print `value` as JSON; `indent=None` prints it as one line."""
     told = value if raw else masked(value)
     text = json.dumps(told, indent=indent, sort_keys=False, default=lambda one: mask(str(one)))
-    click.echo(text.replace("\x7f", "\\u007f"))  # JSON itself escapes all other characters beyond ASCII
+    _put(text.replace("\x7f", "\\u007f"))  # JSON itself escapes all other characters beyond ASCII
 
 
 def ask(question: str, hidden: bool = False) -> str:
     """Return the user's answer to a question on standard error. Raises click.Abort at the end of input."""
-    answer: str = click.prompt(visible(mask(question)), hide_input=hidden, err=True, default="", show_default=False)
+    asked = visible(mask(question))
+    with _lock:
+        _hide()
+        answer: str = click.prompt(asked, hide_input=hidden, err=True, default="", show_default=False)
     return answer
 
 
@@ -121,11 +181,22 @@ def verdict(result: Verdict, as_json: bool = False) -> None:
     if as_json:
         data(result.as_dict())
         return
-    line(f"{result.state.value}: {result.summary}")
+    line(f"{result.state.value}: {result.summary}", state=result.state)
     for item in result.evidence:
         line(f"  {item}")
     for number, text in enumerate((result.remedy or "").splitlines()):
         line(f"       {text}" if number else f"  fix: {text}")
+
+
+def rule_verdict(result: Verdict, reason: str) -> None:
+    """Print the verdict of a rule: its evidence and, unless it is a PASS, the rule's reason and the fix."""
+    line(f"  {result.state.value} {result.details['rule']}: {result.summary}", state=result.state)
+    for item in result.evidence:
+        line(f"    {item}")
+    if result.state is not State.PASS:
+        line(f"    why: {reason}")
+        if result.remedy:
+            line(f"    fix: {result.remedy}")
 
 
 def columns(rows: Iterable[Sequence[str]]) -> list[str]:
@@ -136,18 +207,208 @@ def columns(rows: Iterable[Sequence[str]]) -> list[str]:
     return ["  ".join(row).rstrip() for row in padded]
 
 
-def rule_verdict(result: Verdict, reason: str) -> None:
-    """Print the verdict of a rule: its evidence and, unless it is a PASS, the rule's reason and the fix."""
-    line(f"  {result.state.value} {result.details['rule']}: {result.summary}")
-    for item in result.evidence:
-        line(f"    {item}")
-    if result.state is not State.PASS:
-        line(f"    why: {reason}")
-        if result.remedy:
-            line(f"    fix: {result.remedy}")
+def table(
+    rows: Iterable[Sequence[str]], indent: str = "  ", head: bool = False, states: Sequence[State | None] = ()
+) -> None:
+    """Print rows of cells as aligned columns.
+
+    If the first row is a `head`, a terminal shows a table whose cells fold, and each row in the colour of its state.
+    """
+    cells = [[_safe(mask(cell)) for cell in row] for row in rows]
+    if not head or not watched():
+        for text in columns(cells):
+            line(f"{indent}{text}")
+        return
+    from tools.core import terminal
+
+    made = terminal.table(cells, indent, [COLOURS.get(one) if one else None for one in states])
+    with _lock:
+        painter = _stack[-1].painter if _stack else None
+        (painter.line if painter else terminal.show)(made)
 
 
-def table(rows: Iterable[Sequence[str]], indent: str = "  ") -> None:
-    """Print rows of cells as aligned columns."""
-    for text in columns(rows):
-        line(f"{indent}{text}")
+class Activity:
+    """Something that takes time: a bar in a terminal, elsewhere a line now and then."""
+
+    def __init__(
+        self, title: str, look: Callable[[], str] | None = None, patience: float = 0.0, every: float = LINE_SECONDS,
+        fraction: re.Pattern[str] = FRACTION,
+    ) -> None:  # fmt: skip
+        self._title, self._look, self._patience, self._every = title, look, patience, every
+        self._fraction = fraction
+        self._detail, self._done = "", 0.0
+        self._total: float | None = None
+        self._begun = self.touched = time.monotonic()
+        self._told = -every
+        self._live, self._over, self._thread = watched(), threading.Event(), threading.Thread(target=self._watch)
+        self._bar: Bar | None = None
+        self.painter: Bar | None = None  # the bar while it is on the terminal
+
+    def at(self, text: str, done: float | None = None, total: float | None = None) -> None:
+        """Show where the work is. Without `total`, the first fraction in `text` tells it, if there is one."""
+        now, found = time.monotonic(), self._fraction.search(text)
+        with _lock:
+            self._detail = _safe(mask(text))
+            if total is None and found:
+                done, total = (float(part.replace(",", "").rstrip(".") or 0) for part in found.groups())
+            if done is not None and total:
+                self._done, self._total = min(done, total), total
+            if not self._live and now - self._told >= self._every:
+                self._told = now
+                note(text)
+
+    def hide(self) -> None:
+        """Take the bar from the terminal. It comes back after some silence."""
+        self.touched = time.monotonic()
+        if self.painter is not None:
+            self.painter.stop()
+            self.painter = None
+
+    def _start(self) -> None:
+        with _lock:
+            _hide()
+            _stack.append(self)
+            self._show()
+        self._thread.daemon = True
+        self._thread.start()
+
+    def _end(self) -> None:
+        self._over.set()
+        with _lock:
+            self.hide()
+            _stack[:] = [one for one in _stack if one is not self]
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(TICK):
+            with _lock:
+                if _stack and _stack[-1] is self and not self._over.is_set():
+                    self._show()
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        silent, title = now - self.touched, _safe(mask(self._look() if self._look else self._title))
+        if not self._live:
+            if silent >= LINE_SECONDS:
+                note(f"{title}: {duration(now - self._begun)}")
+            return
+        if self.painter is None and silent >= self._patience:
+            from tools.core.terminal import Bar
+
+            self._bar = self.painter = self._bar or Bar(title)
+            self.painter.start()
+        if self.painter is not None:
+            self.painter.move(title, self._detail, self._done, self._total)
+
+
+class Repainted:
+    """What is shown again and again: in a terminal over what is there, elsewhere below it."""
+
+    touched = 0.0
+
+    def __init__(self, painter: Page | None) -> None:
+        self.painter = painter
+
+    def show(self, paint: Callable[[], None]) -> None:
+        """Call `paint`, which prints."""
+        with _lock:
+            if self.painter is not None:
+                self.painter.begin()
+            paint()
+            if self.painter is not None:
+                self.painter.paint()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for `seconds`; return whether to continue: at a terminal, the key q or Escape ends it."""
+        if self.painter is None or not sys.stdin.isatty():
+            time.sleep(seconds)
+            return True
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if select.select([sys.stdin], [], [], left)[0] and os.read(sys.stdin.fileno(), 16) in ENDS:
+                return False
+        return True
+
+    def hide(self) -> None:
+        """Leave what is there on the terminal."""
+        if self.painter is not None:
+            self.painter.stop()
+            self.painter = None
+
+
+def _hide() -> None:
+    for one in _stack:
+        one.hide()
+
+
+@contextlib.contextmanager
+def activity(title: str, **options: Any) -> Iterator[Activity]:
+    """Show that something takes time, from now to the end of the block. `look` returns what it is called now.
+
+    Without a terminal one line appears in `every` seconds, and also when nothing else was printed for a while.
+    """
+    made = Activity(title, **options)
+    made._start()
+    try:
+        yield made
+    finally:
+        made._end()
+
+
+@contextlib.contextmanager
+def attended(title: str) -> Iterator[None]:
+    """Show a person at a terminal a bar whenever the block has been silent for some seconds."""
+    if not watched():
+        yield
+        return
+    made = Activity(title, patience=PATIENCE)
+    made._start()
+    try:
+        yield
+    finally:
+        made._end()
+
+
+def release() -> None:
+    """Leave the terminal to another program for good."""
+    with _lock:
+        _hide()
+        _stack.clear()
+
+
+@contextlib.contextmanager
+def repainted(wanted: bool = True) -> Iterator[Repainted]:
+    """Yield what shows a page again and again, over itself if that is `wanted` and a person looks."""
+    if not (wanted and watched()):
+        yield Repainted(None)
+        return
+    from tools.core.terminal import Page
+
+    with _lock:
+        _hide()
+        made = Repainted(Page())
+        _stack.append(made)
+    try:
+        with _keys():
+            yield made
+    finally:
+        with _lock:
+            made.hide()
+            _stack[:] = [one for one in _stack if one is not made]
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[None]:
+    """Let single keys be read from the terminal, without showing them."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

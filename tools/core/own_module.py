@@ -22,10 +22,11 @@ def answer(module: list[str]) -> dict[str, Any]:
         )
         assert child.stderr is not None
         last = ""
-        for line in filter(str.strip, child.stderr):
-            last = line.strip()
-            if not last.startswith("error: "):
-                output.note(last)
+        with output.activity(module[0].removeprefix("training.")) as now:
+            for line in filter(str.strip, child.stderr):
+                last = line.strip()
+                if not last.startswith("error: "):
+                    now.at(last)
         if child.wait() != 0:
             message = last.removeprefix("error: ") or f"no answer (exit code {child.returncode})"
             hint = repo.how_to_install("train") if message.endswith("which is not installed") else None

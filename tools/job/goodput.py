@@ -132,14 +132,36 @@ def of(run: Run, machine: str | None = None, since: float | None = None) -> Acco
         hint = "the trainer writes it, and scripts that `import trainyard`; `yard job why` shows whether ranks start"
         raise UserError(f"CANNOT TELL: {run.name} has no phases of any rank in heartbeat/", hint, 3)
     if run.seen is not None:
-        created = JobPod({"metadata": run.seen.job["metadata"]}).created
         marks = {pod.host: marks_of(run.seen, pod) for pod in run.seen.pods}
-        evidence = replace(evidence, submitted=created.timestamp() if created else None, marks=marks)
+        evidence = replace(evidence, submitted=_created(run.seen), marks=marks)
     book = ledger.of(evidence)
     book = book if since is None else book.since(since)
     if not book.ranks:
         return None
     return Account(run.name, book, _prices(run.seen, book, machine), _tied(run))
+
+
+def of_snapshot(seen: Snapshot) -> Object | None:
+    """Return the goodput of the first rank and its largest loss, None if the run directory has no phases of it."""
+    evidence = ledger.told(seen.run or {})
+    if not evidence.ranks:
+        return None
+    marks = {pod.name: marks_of(seen, pod) for pod in seen.pods}
+    book = ledger.of(replace(evidence, submitted=_created(seen), marks=marks))
+    account = Account(seen.name, book, {}, {})
+    name, seconds = next(iter(account.losses()), (None, 0))
+    return {"rank": min(book.ranks), "goodput": book.goodput, "ettr": book.ettr, "loss": name, "loss_s": seconds}
+
+
+def in_words(found: Object) -> str:
+    """Return what `of_snapshot` found for people."""
+    loss = f"; most went to {found['loss']}, {duration(found['loss_s'])}" if found["loss"] else ""
+    return f"{found['goodput']:.1%} of the time of rank {found['rank']} was training that was kept{loss}"
+
+
+def _created(seen: Snapshot) -> float | None:
+    created = JobPod({"metadata": seen.job["metadata"]}).created
+    return created.timestamp() if created else None
 
 
 def marks_of(seen: Snapshot, pod: JobPod) -> list[tuple[float, str]]:

@@ -5,7 +5,8 @@ from datetime import datetime
 
 from tools.cells import knobs
 from tools.core import duration, moment, output
-from tools.job import planned, ranks
+from tools.job import goodput, planned, ranks
+from tools.job.diagnosis.resources import accelerators
 from tools.job.metrics import progress, series
 from tools.job.metrics.progress import Progress
 from tools.job.metrics.series import Record
@@ -124,6 +125,7 @@ class Status:
             "age_s": round(seen.age(made) or 0),
             "training": self.training(),
             "cost": self.cost(),
+            "goodput": goodput.of_snapshot(seen),
             "pods_wanted": seen.replicas or None,
             "pods": self.pods(),
             "last_event": self.last_event(),
@@ -175,7 +177,7 @@ def pod_state(pod: JobPod) -> str:
 
 
 def lines(status: Status) -> list[str]:
-    """Return the status for people."""
+    """Return the status for people, but for the table of its pods."""
     value = status.as_dict()
     training, steps = value["training"], value["training"]["checkpoints"]
     rows = [("state", f"{value['state']}, created {duration(value['age_s'])} ago")]
@@ -186,6 +188,8 @@ def lines(status: Status) -> list[str]:
         rows.append(("straggler", f"rank {ranks.spans(slow['ranks'])}: {Straggling(**slow)}"))
     if (cost := value["cost"])["usd_so_far"]:
         rows.append(("cost", f"${cost['usd_so_far']:,.2f} so far, ${cost['usd_per_hour']:,.2f} an hour (on demand)"))
+    if (kept := value["goodput"]) and kept["goodput"] is not None:
+        rows.append(("goodput", goodput.in_words(kept)))
     if steps:
         rows.append(("checkpoints", f"{len(steps)}, the newest of step {steps[-1]}"))
     if event := value["last_event"]:
@@ -197,15 +201,23 @@ def lines(status: Status) -> list[str]:
         rows.append(("pods", f"{len(value['pods'])} of {value['pods_wanted']} exist"))
     found = [header(status.snapshot)]
     found += [f"  {name:<11} {text}" for name, text in rows]
-    found += [f"  {text}" for text in _table(value["pods"])]
     return [*found, *(f"  not seen: {what}: {reason}" for what, reason in value["not_seen"].items())]
 
 
 def header(seen: Snapshot) -> str:
-    """Return namespace, name and UID of a job, with its kind unless it is a PyTorchJob, and what made it."""
+    """Return a job's namespace, name and machines, with its kind unless it is a PyTorchJob, and what made it."""
     kind = "" if seen.workload.kind == "PyTorchJob" else f"{seen.workload.kind} "
     made = f", made by {title(seen.owner)}" if seen.owner else ""
-    return f"{kind}{seen.namespace}/{seen.name} ({seen.uid or 'not created yet'}){made}"
+    return f"{kind}{seen.namespace}/{seen.name}, {_machines(seen)}{'' if seen.uid else ', not created yet'}{made}"
+
+
+def _machines(seen: Snapshot) -> str:
+    """Return what a job asks for, such as `8 H100 x 4 nodes (p5.48xlarge)`."""
+    kind, specs = knobs.machine(seen.workload), seen.workload.training_specs()
+    devices = max(map(accelerators, specs), default=0)
+    name = (kind.accelerator if kind else None) or ("device" if devices == 1 else "devices")
+    nodes = output.count(seen.replicas, "node" if kind else "pod") if seen.replicas else "an unknown number of pods"
+    return f"{f'{devices} {name} x ' if devices else ''}{nodes}{f' ({kind.name})' if kind else ''}"
 
 
 def _training(now: Object) -> str:
@@ -228,10 +240,11 @@ def _training(now: Object) -> str:
     return ", ".join(parts)
 
 
-def _table(pods: list[Object]) -> list[str]:
+def table(pods: list[Object]) -> list[tuple[str, ...]]:
+    """Return the pods as the rows of a table."""
     head = ("pod", "state", "restarts", "age", "ranks", "node")
     shown = [
         one | {"age": duration(one["age_s"]), "ranks": ranks.spans(one["ranks"]), "node": one["node"] or "-"}
         for one in pods
     ]
-    return output.columns([head, *([str(one[key]) for key in head] for one in shown)])
+    return [head, *(tuple(str(one[key]) for key in head) for one in shown)]

@@ -1,10 +1,10 @@
 """All jobs of a namespace on one screen: phase, step, loss, speed, time left, price, and why one does not train."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 
-from tools.core import UserError, duration, output
+from tools.core import State, UserError, duration, output
 from tools.job.diagnosis.explain import explain
 from tools.job.snapshot import LiveJob, collect, lookup
 from tools.job.status import Status
@@ -29,12 +29,15 @@ class Row:
     usd_per_hour: str = "-"
     cause: str = ""
 
-    def cells(self) -> Iterator[str]:
-        """Return the values as a terminal may show them."""
-        return (output.short(output.visible(value), 60) for value in astuple(self))
+
+SHOWN = {"job": "job", "state": "state", "step": "step", "loss": "loss", "speed": "speed", "mfu": "MFU", "left": "ETA",
+         "usd_per_hour": "$/h", "cause": "cause"}  # fmt: skip
 
 
-HEAD = tuple(one.name.replace("usd_per_hour", "$/h") for one in fields(Row))
+def table(found: Sequence[Row]) -> tuple[list[tuple[str, ...]], list[State | None]]:
+    """Return jobs as the rows of a table with its head, and the state of each job: a cause is a warning."""
+    rows = [tuple(output.short(getattr(row, key), 60) for key in SHOWN) for row in found]
+    return [tuple(SHOWN.values()), *rows], [State.WARN if row.cause else None for row in found]
 
 
 def rows(kubectl: Kubectl, everywhere: bool) -> tuple[list[Row], dict[str, str]]:
@@ -43,18 +46,23 @@ def rows(kubectl: Kubectl, everywhere: bool) -> tuple[list[Row], dict[str, str]]
     wanted, unseen = seen.topmost[:MOST], dict(seen.unseen)
     if len(seen.topmost) > MOST:
         unseen["jobs"] = f"{len(seen.topmost)} jobs, of which {MOST} are shown: name a namespace"
+    return sorted(each(kubectl, wanted), key=lambda row: row.job), unseen
+
+
+def each(kubectl: Kubectl, jobs: Sequence[LiveJob], causes: bool = True) -> Iterator[Row]:
+    """Yield the row of each job, with the cause of one that does not train if that is wanted."""
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        return sorted(threads.map(lambda job: _row(kubectl, job), wanted), key=lambda row: row.job), unseen
+        yield from threads.map(lambda job: _row(kubectl, job, causes), jobs)
 
 
-def _row(kubectl: Kubectl, job: LiveJob) -> Row:
+def _row(kubectl: Kubectl, job: LiveJob, causes: bool) -> Row:
     name = f"{job.namespace}/{name_of(job.top)}"
     try:
         status = Status(collect.collect(kubectl, job))
         now = status.training()
         trains = status.state == "Running" and now["phase"] in (None, *TRAINS) and now["step"] is not None
         over = status.state in ("Succeeded", "Suspended")
-        found = None if trains or over else explain(collect.collect(kubectl, job, around=True))
+        found = explain(collect.collect(kubectl, job, around=True)) if causes and not (trains or over) else None
     except UserError as problem:  # gone, or not readable: the others are still shown
         return Row(name, "CANNOT TELL", cause=problem.message)
     cause = "" if found is None else f"{found.causes[0].kind}: {found.summary}" if found.causes else found.summary

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tools.core import UserError, output, processes, repo
-from tools.local import earlier, preconditions, report
+from tools.local import earlier, preconditions, report, steps
 from tools.local.job import LocalJob, at_port
 from tools.simulator import volumes
 from tools.simulator.local_pod import gpus, visible_gpus
@@ -105,19 +105,27 @@ def prepare(job: LocalJob, *options: str) -> None:
     with tempfile.TemporaryFile() as complaint:
         child = processes.start(argv, environment, repo.root(), subprocess.PIPE, complaint)
         assert child.stdout is not None
+        line = ""
         try:
-            for line in child.stdout:
-                output.line(line.decode(errors="replace").rstrip("\n"))
-            child.wait()
+            with output.activity("preparing the data", every=0.0) as now:
+                for line in map(_text, child.stdout):
+                    output.line(line) if options else now.at(line)
+                child.wait()
         finally:
             processes.kill_tree([child])
         complaint.seek(0)
         said = complaint.read().decode(errors="replace")
     if child.returncode == 0:
+        if line and output.watched():  # what the bar has shown is gone
+            output.note(line)
         return
     lines = [line for line in said.splitlines() if line.strip()]
     message = lines[-1] if lines else f"preparing the data {exit_in_words(child.returncode)}"
     raise UserError(message.removeprefix("error: "), code=2 if child.returncode == 2 else 1)
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace").rstrip("\n")
 
 
 def show_plan(job: LocalJob, as_json: bool) -> None:
@@ -156,9 +164,9 @@ def _train(job: LocalJob, as_json: bool) -> int:
     if job.config is None:
         _note_differences(job)
     output.note(f"starting {output.count(len(job.local), 'pod')}: {names}")
-    relay = output.note if as_json else output.line
-    supervisor = Supervisor(job.local, job.directory, job.success, job.backoff_limit, relay, output.note)
-    outcome = supervisor.run()
+    with steps.shown(RunDir(job.directory), started, output.note if as_json else output.line) as relay:
+        supervisor = Supervisor(job.local, job.directory, job.success, job.backoff_limit, relay, output.note)
+        outcome = supervisor.run()
     if outcome.left:
         raise UserError(f"processes that could not be killed: {sorted(outcome.left)}", code=1)
     if outcome.end is End.STOPPED:

@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.core.errors import UserError
+from tools.core import UserError, output
 from tools.facts.instances import NVIDIA
 from tools.kube.manifests import Manifests
 from tools.kube.quantity import quantity
@@ -156,7 +156,7 @@ def _minimum(pod: Pod, mounts: volumes.Volumes, directory: Path, user: Mapping[s
         "HOME": str(directory),
         "TMPDIR": str(temporary),
         "HOSTNAME": pod.name,
-        **({progress.VARIABLE: "2"} if sys.stdout.isatty() else {}),
+        **({progress.VARIABLE: "1"} if output.watched() else {}),
     }
 
 

@@ -99,6 +99,8 @@ def look(run: Path) -> dict[str, Any]:
         "checkpoints": checkpoints(run / "checkpoints"),
         "quarantined": sorted(path.name for path in (run / "checkpoints").glob("*.bad*")),
         "metrics": metrics,
+        "phases": tail(run / "heartbeat" / "rank-00000.phases.jsonl", TAIL),
+        "attempts": tail(run / "attempts.jsonl", TAIL),
         "skipped": tail(run / "skipped.jsonl", TAIL)[-RECORDS:],
         "memory": memory(),
     }

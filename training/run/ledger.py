@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Dict
 
-from training.run import failure, heartbeat
-from training.run.directory import RunDir, last_records
+from training.run import failure, heartbeat, phases
+from training.run.directory import RunDir, last_records, objects
 from training.run.failure import PERMANENT
 from training.run.phases import Change, Reader
 
@@ -136,34 +136,60 @@ def read(run: RunDir, kept: int, now: float | None = None) -> Evidence:
 
     Lines that are damaged, and times that cannot be, are left out.
     """
-    latest = (time.time() if now is None else now) + AHEAD
-
-    def possible(moment: Any) -> bool:
-        return _number(moment) and EARLIEST < moment < latest
-
-    ranks, hosts, notes = {}, {}, []
+    ranks, hosts = {}, {}
     for path in sorted(run.heartbeat.glob("rank-*.phases.jsonl"))[:_MOST_RANKS]:
         number = path.name[len("rank-") :].partition(".")[0]
         if not number.isdigit():
             continue
-        changes, beat = list(_lines(path)), heartbeat.read(heartbeat.path_of(run.heartbeat, int(number)))
+        ranks[int(number)] = list(_lines(path))
+        beat = heartbeat.read(heartbeat.path_of(run.heartbeat, int(number)))
         if beat is not None:
             hosts[int(number)] = beat.host
-            changes.append(Change(beat.time, beat.phase, beat.step, beat.attempt))
-        good = [change for change in changes if possible(change.time)]
-        if len(good) < len(changes):
-            notes.append(f"rank {number}: {len(changes) - len(good)} lines have an impossible time and are left out")
-        if good:
-            ranks[int(number)] = good
-    rows = [row for row in last_records(run.path / "attempts.jsonl", _MOST_LINES) if possible(row.get("ended"))]
-    logged = [row for row in last_records(run.metrics, _MOST_LINES) if possible(row.get("time"))]
-    times = [row["step_s"] for row in logged if _number(row.get("step_s"))]
+            ranks[int(number)].append(Change(beat.time, beat.phase, beat.step, beat.attempt))
+    rows, logged = (last_records(path, _MOST_LINES) for path in (run.path / "attempts.jsonl", run.metrics))
+    stops = [(one.time, one.kind) for one in failure.since(run, 0.0)]
+    return _evidence(ranks, hosts, rows, logged, stops, kept, time.time() if now is None else now)
+
+
+def told(answer: Mapping[str, Any]) -> Evidence:
+    """Return what `training.remote.run_probe` tells about the first rank: it has no phases of others."""
+    beat = (answer.get("heartbeats") or {}).get("rank-00000.json") or {}
+    changes = [change for line in answer.get("phases") or () if (change := phases.change(line)) is not None]
+    if changes and beat.get("phase") in heartbeat.PHASES and _number(beat.get("time")):
+        changes.append(Change(beat["time"], beat["phase"], beat.get("step"), str(beat.get("attempt") or "")))
+    rows, logged = (objects(answer.get(key) or ()) for key in ("attempts", "metrics"))
+    failures = (one for one in (answer.get("failures") or {}).values() if one is not None)
+    stops = [(one.get("time"), str(one.get("class"))) for one in failures]
+    saved = [one["step"] for one in answer.get("checkpoints") or () if one.get("step") is not None]
+    hosts = {0: str(beat.get("host") or "")}
+    now = answer.get("now") or time.time()
+    return _evidence({0: changes}, hosts, rows, logged, stops, max(saved, default=0), now)
+
+
+def _evidence(
+    ranks: Mapping[int, Sequence[Change]], hosts: Mapping[int, str], rows: Sequence[dict[str, Any]],
+    logged: Sequence[dict[str, Any]], stops: Sequence[tuple[Any, str]], kept: int, now: float,
+) -> Evidence:  # fmt: skip
+    """Return the rows of a run directory as evidence, without times that cannot be."""
+    latest, notes, good = now + AHEAD, [], {}
+
+    def possible(moment: Any) -> bool:
+        return _number(moment) and EARLIEST < moment < latest
+
+    for rank, changes in ranks.items():
+        good[rank] = [change for change in changes if possible(change.time)]
+        if len(good[rank]) < len(changes):
+            left = len(changes) - len(good[rank])
+            notes.append(f"rank {rank}: {left} lines have an impossible time and are left out")
+    steps = [row for row in logged if possible(row.get("time"))]
+    times = [row["step_s"] for row in steps if _number(row.get("step_s"))]
+    ends = [row for row in rows if possible(row.get("ended"))]
     return Evidence(
-        ranks=ranks,
-        starts={str(row.get("id")): PodStart(row["ended"], str(row.get("class"))) for row in rows},
-        stops=[(one.time, one.kind) for one in failure.since(run, 0.0) if possible(one.time)],
+        ranks={rank: changes for rank, changes in good.items() if changes},
+        starts={str(row.get("id")): PodStart(row["ended"], str(row.get("class"))) for row in ends},
+        stops=[one for one in stops if possible(one[0])],
         kept=kept,
-        step_times={row["step"]: row["time"] for row in logged if type(row.get("step")) is int},
+        step_times={row["step"]: row["time"] for row in steps if type(row.get("step")) is int},
         step_s=statistics.median(times) if times else 0.0,
         hosts=hosts,
         notes=notes,

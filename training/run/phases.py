@@ -46,15 +46,16 @@ class Reader:
         self.offset += len(added)
         *lines, half = (self._half + added).split(b"\n")
         self._half = half[:_LONGEST]
-        yield from filter(None, map(_change, lines))
+        yield from filter(None, map(change, lines))
 
 
-def _change(line: bytes) -> Change | None:
+def change(line: str | bytes) -> Change | None:
+    """Return what a line says, None for one of another form."""
     try:
         values: Any = json.loads(line)
-        change = Change(float(values["time"]), values["phase"], values["step"], values["attempt"])
+        found = Change(float(values["time"]), values["phase"], values["step"], values["attempt"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-    known = change.phase in PHASES if isinstance(change.phase, str) else False
-    step_is_good = change.step is None or (type(change.step) is int and 0 <= change.step < 2**63)
-    return change if known and step_is_good and math.isfinite(change.time) and isinstance(change.attempt, str) else None
+    known = found.phase in PHASES if isinstance(found.phase, str) else False
+    step_is_good = found.step is None or (type(found.step) is int and 0 <= found.step < 2**63)
+    return found if known and step_is_good and math.isfinite(found.time) and isinstance(found.attempt, str) else None

@@ -28,5 +28,5 @@ def command(
         output.data({"verdict": finding.as_data([answer])[0], "layers": finding.as_data(findings)})
     else:
         finding.show(findings)
-        output.line(f"{answer.state.value}: {answer.summary}")
+        output.line(f"{answer.state.value}: {answer.summary}", state=answer.state)
     return answer.state.exit_code

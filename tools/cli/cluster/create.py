@@ -26,14 +26,15 @@ def execute(spec: Spec, session: Session, dry_run: bool, as_json: bool) -> None:
     if dry_run:
         _report(words, [], as_json)
         return
-    if exists:
-        create.settle(session, spec, output.note)
-    for number, step in enumerate(todo, start=1):
-        output.note(f"[{number}/{len(todo)}] {step.title}")
-        if step.words[0] == "yard":
-            create.proof(session, spec)  # roles belong to a cluster that is there
-        hint = f"{create.AGAIN}; yard cluster down {spec.title} deletes the cluster"
-        steps.run(step, hint, output.note)
+    with output.activity(f"creating {spec.title}", every=0.0, fraction=output.BRACKETS) as now:
+        if exists:
+            create.settle(session, spec, now.at)
+        for number, step in enumerate(todo, start=1):
+            now.at(f"[{number}/{len(todo)}] {step.title}", number - 1, len(todo))
+            if step.words[0] == "yard":
+                create.proof(session, spec)  # roles belong to a cluster that is there
+            hint = f"{create.AGAIN}; yard cluster down {spec.title} deletes the cluster"
+            steps.run(step, hint, now.at)
     _report(words, create.proof(session, spec), as_json)
     creator = principals.caller(session).arn
     if not exists and creator != spec.get("ADMIN_ROLE_ARN"):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tools.cluster import nodes, snapshot
-from tools.core import UserError, output
+from tools.core import State, UserError, output
 from tools.kube import Kubectl
 
 HEADS = ("node", "ready", "instance", "zone", "devices", "efa", "pods", "health")
@@ -20,7 +20,8 @@ def command(context: str | None, recorded: Path | None, keep: Path | None, as_js
         output.data([vars(one) for one in rows])
     else:
         hidden = "pods" in found.unseen  # used counts are question marks then
-        output.table([HEADS, *(_cells(one, hidden) for one in rows)], indent="")
+        states = [State.FAIL if not one.ready else State.WARN if one.troubles else None for one in rows]
+        output.table([HEADS, *(_cells(one, hidden) for one in rows)], indent="", head=True, states=states)
     if not rows:
         raise UserError("the cluster has no nodes", "yard cluster scale CLUSTER GROUP N", 1)
     return 1 if any(one.troubles or not one.ready for one in rows) else 0

@@ -19,10 +19,10 @@ def command(
     from training.data.index import read_index
     from training.data.prepare_tokens import prepare_tokens
 
-    with data_errors():
+    with data_errors(), output.activity("preparing the data", every=0.0) as now:
         directory = prepare_tokens(
             "\n".join(sources), text_field, heldout_fraction, tokenizer, vocab_size,
-            root or repo.local() / "data", output.note, workers=workers,
+            root or repo.local() / "data", now.at, workers=workers,
         )  # fmt: skip
         index = read_index(directory)
     result = {

@@ -101,8 +101,9 @@ def _build(request: build.Request, level: str | None, modules: tuple[str, ...], 
             _print_repairs(fixed, request.target, quiet)
         with repaired(request.target, fixed or Fixed({}, {})) as target:
             built = replace(request, target=target)
-            record, image = build.build(built, Engine(), output.note)
-            evidence.write(built, record, image, Engine(), output.note)
+            with output.activity(f"building {target.name}", every=0.0, fraction=output.BRACKETS) as now:
+                record, image = build.build(built, Engine(), now.at)
+                evidence.write(built, record, image, Engine(), now.at)
         outcome = Outcome(record, fixed)
         if not quiet:
             output.table(build.summary(record), indent="")
@@ -121,7 +122,8 @@ def _build_remotely(request: build.Request, cleanup: bool, as_json: bool) -> Non
     project = codebuild.Project.of(registry.split(request.names[0])[0])
     session = Session(project.region)
     try:
-        built = remote_build.build(request, session, output.note)
+        with output.activity(f"building {request.names[0]}", every=0.0, fraction=output.BRACKETS) as now:
+            built = remote_build.build(request, session, now.at)
     finally:
         removed = codebuild.cleanup(session, project, output.note) if cleanup else []
     if as_json:
@@ -146,7 +148,8 @@ def _push(request: build.Request, record: build.Record, quiet: bool) -> dict[str
     """Push each of the image's names; return the digests at the registries by repository."""
     for name in request.names:
         repository, _ = registry.split(name)
-        digest = push.push(name, name, Engine(), output.note)
+        with output.activity(f"pushing {name}", every=0.0) as now:
+            digest = push.push(name, name, Engine(), now.at)
         record.digests[repository] = digest
         record.save()
         if not quiet:

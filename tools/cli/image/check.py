@@ -34,7 +34,7 @@ def _show(result: Result, target: Target, verbose: bool) -> None:
         f"{question}: {state.value}" + (f" ({counts})" if counts else "")
         for question, (state, counts) in result.answers.items()
     )
-    output.line(f"{result.state.value}: {result.source}: {'; '.join(answers)}")
+    output.line(f"{result.state.value}: {result.source}: {'; '.join(answers)}", state=result.state)
     if result.context != target.context:
         output.line(f"  context: {repo.shown(result.context)}, which has the sources of COPY; --context names one")
     for verdict in [*failed, *unknown, *warned, *(passed if verbose else [])]:

@@ -14,7 +14,8 @@ def command(directory: Path, image: str, pushes: bool, as_json: bool) -> int:
     if pushes and registry.host(image) == "localhost":
         raise click.UsageError("--push needs an IMAGE with a registry in its name")
     try:
-        made = overlay.add(directory.resolve(), image, Engine(), output.note)
+        with output.activity("adding a layer", every=0.0, fraction=output.BRACKETS) as now:
+            made = overlay.add(directory.resolve(), image, Engine(), now.at)
     except build.BuildFailed as problem:
         failed(problem, as_json)
         return 1

@@ -14,7 +14,8 @@ def command(name: str, target: str, tag_from: str | None, pins: bool, as_json: b
     if tag and tag_from:
         raise click.UsageError("give a tag, or --tag-from")
     tag = tags.tag(tag_from, repo.root()) if tag_from else tag or registry.split(local)[1]
-    digest = push.push(local, f"{repository}:{tag}", Engine(), output.note)
+    with output.activity(f"pushing {local}", every=0.0) as now:
+        digest = push.push(local, f"{repository}:{tag}", Engine(), now.at)
     short = registry.split(local)[0].rpartition("/")[2] if ":" in name else name
     push.remember(short, repository, digest, Engine())
     diff = pin.pin(short, repository, digest) if pins else ""

@@ -38,6 +38,6 @@ def command(kubectl: Kubectl, job: str | None, ephemeral: bool, as_json: bool) -
 def _show(hop: Verdict, as_json: bool) -> None:
     if as_json:
         return
-    output.line(f"{hop.state.value:<11}  {hop.details['hop']:<9}  {hop.summary}")
+    output.line(f"{hop.state.value:<11}  {hop.details['hop']:<9}  {hop.summary}", state=hop.state)
     if hop.state is not State.PASS and hop.remedy:
         output.line(f"{'':<24}fix: {hop.remedy}")

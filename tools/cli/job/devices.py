@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from tools.cli.job import _options
-from tools.core import output
+from tools.core import State, output
 from tools.job import devices, status
 from tools.job.snapshot import collect
 from tools.kube import Kubectl
@@ -19,10 +19,11 @@ def command(kubectl: Kubectl, job: str | None, as_json: bool) -> int:
         output.data({**facts, "wrong": found.wrong, "not_seen": found.unseen})
     else:
         output.line(status.header(seen))
+        states = [State.FAIL if one.problems else None for one in found.devices]
         if found.devices:
-            output.table(devices.rows(found))
+            output.table(devices.rows(found), head=True, states=states)
         for text in found.wrong:
-            output.line(f"FAIL: {text}")
+            output.line(f"FAIL: {text}", state=State.FAIL)
         for text in found.unseen:
-            output.line(f"CANNOT TELL: {text}")
+            output.line(f"CANNOT TELL: {text}", state=State.CANNOT_TELL)
     return 1 if found.wrong else 3 if found.unseen else 0

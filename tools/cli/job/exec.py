@@ -27,6 +27,7 @@ def command(
         return done.returncode
     terminal = ["--stdin", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
     program = here.words("exec", container, *terminal, names=[pod.name], command=words)
+    output.release()
     try:
         os.execvp(program[0], program)
     except FileNotFoundError:

@@ -63,7 +63,7 @@ def _print(found: list[Account]) -> None:
             output.line(line)
         return
     head = ("run", "ranks", "restarts", "rank-hours", "USD", "goodput", "ETTR", "largest loss")
-    output.table([head, *map(_row, found)], indent="")
+    output.table([head, *map(_row, found)], indent="", head=True)
     known = [cents for one in found if (cents := one.cents) is not None]
     hours = sum(sum(one.seconds.values()) for one in found) / 3600
     rest = f", {len(found) - len(known)} without a known price" if len(known) < len(found) else ""

@@ -1,19 +1,28 @@
-"""List the jobs of a namespace or of all namespaces: kind, state, pods, age and UID."""
+"""List the jobs of a namespace or of all namespaces: kind, model, state, step, loss, time left, price, pods, age."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from tools.cli.job import _options
-from tools.core import duration, moment, output
-from tools.job import status
+from tools.core import State, duration, moment, output
+from tools.job import status, top
 from tools.job.snapshot import LiveJob, lookup
 from tools.kube import Kubectl, Object
 from tools.kube.kubectl import CANNOT_SEE
+
+MOST = 32  # running jobs whose progress is read
+MODEL = "trainyard/model"  # the label that a cell gives its job
+HEAD = {
+    "namespace": "namespace", "job": "job", "kind": "kind", "model": "model", "state": "state", "step": "step",
+    "loss": "loss", "left": "ETA", "usd_per_hour": "$/h", "pods": "pods", "age": "age",
+}  # fmt: skip
+STATES = {"Failed": State.FAIL, "Running": State.PASS, "CANNOT TELL": State.CANNOT_TELL}
 
 
 @_options.cluster
 def command(kubectl: Kubectl, everywhere: bool, as_json: bool) -> int:
     seen = lookup.jobs(kubectl, everywhere)
-    rows = [_row(job) for job in seen.topmost]
+    rows = [*_rows(kubectl, seen.topmost)]
     rows += [_facts(item, item, str(item["kind"]), "CANNOT TELL", "-") for item in seen.unread]
     rows.sort(key=lambda row: (row["namespace"], row["job"]))
     if as_json:
@@ -21,10 +30,21 @@ def command(kubectl: Kubectl, everywhere: bool, as_json: bool) -> int:
     elif not rows:
         output.line("no job")
     else:
-        output.table([list(rows[0]), *(list(map(str, row.values())) for row in rows)], indent="")
+        table = [tuple(HEAD.values()), *(tuple(str(row[key]) for key in HEAD) for row in rows)]
+        output.table(table, indent="", head=True, states=[STATES.get(row["state"]) for row in rows])
     for kind, reason in seen.unseen.items():
         output.note(f"not seen: {kind}: {reason}")
     return CANNOT_SEE if seen.hidden else 0
+
+
+def _rows(kubectl: Kubectl, jobs: list[LiveJob]) -> Iterator[Object]:
+    """Yield the facts of each job, and where those that run are; of many, only the first ones are asked."""
+    running = [job for job in jobs if job.state == "Running"][:MOST]
+    asked = dict(zip(map(id, running), top.each(kubectl, running, causes=False), strict=True))
+    for job in jobs:
+        row = asked.get(id(job))
+        now = {key: getattr(row, key) if row else "-" for key in ("step", "loss", "left", "usd_per_hour")}
+        yield _row(job) | now
 
 
 def _row(job: LiveJob) -> Object:
@@ -41,7 +61,9 @@ def _facts(item: Object, top: Object, kind: str, state: str, pods: str) -> Objec
         "namespace": metadata.get("namespace") or top["metadata"].get("namespace"),
         "job": metadata["name"],
         "kind": kind,
+        "model": (metadata.get("labels") or {}).get(MODEL) or "-",
         "state": state,
+        **dict.fromkeys(("step", "loss", "left", "usd_per_hour"), "-"),
         "pods": pods,
         "age": duration((datetime.now(UTC) - made).total_seconds()) if made else "-",
         "uid": metadata.get("uid") or top["metadata"].get("uid"),

@@ -29,7 +29,7 @@ def command(revision: str, as_json: bool) -> int:
         output.line(f"no cell plans otherwise than at {revision}")
     else:
         rows = [(name, when, *_row(plan)) for name in changed for when, plan in zip(WHEN, changed[name], strict=True)]
-        output.table([("cell", "", *_shown.HEADS), *rows], indent="")
+        output.table([("cell", "", *_shown.HEADS), *rows], indent="", head=True)
         output.line(_together(list(changed.values())))
     return 1 if any(now and not now.memory.fits for _, now in changed.values()) else 0
 

@@ -37,7 +37,7 @@ def command(model: str, budget: float | None, deadline: str | None, gpus: str | 
         output.line("nothing fits: more nodes than 128 are not tried; a machine without a known price is not counted")
     else:
         rows = [(*_shown.row(plan), *map(str, _parallel(plan).values())) for plan in plans]
-        output.table([(*_shown.HEADS, "micro", "sharding", "activations"), *rows], indent="")
+        output.table([(*_shown.HEADS, "micro", "sharding", "activations"), *rows], indent="", head=True)
         if model not in found.models:
             output.line(f"first: yard new model NAME --from {model}")
         output.line("the first as a cell of overlays/matrix.yaml:")

@@ -1,0 +1,175 @@
+"""What a person sees at a terminal, and what a pipe gets: real programs on pseudo-terminals, read by a terminal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.parts import screen
+
+PLAIN = {
+    "narrow": (40, {}), "no colour": (80, {"NO_COLOR": "1"}), "dumb": (80, {"TERM": "dumb"}),
+    "ci": (80, {"CI": "true"}), "another encoding": (80, {"PYTHONUTF8": "0", "PYTHONIOENCODING": "latin-1"}),
+}  # fmt: skip
+WORK = """
+import time
+from tools.core import State, Verdict, output
+with output.activity("staging the data") as now:
+    for number in range(1, 4):
+        now.at(f"{number} of 4 MB")
+        time.sleep(0.6)
+    output.line("a line of a result")
+    time.sleep(1.2)
+output.table([("job", "state", "efa"), ("one", "Running", "-"), ("two", "Failed", "-")], "", True, [None, State.FAIL])
+output.verdict(Verdict(State.FAIL, "it does not FAIL twice", ["because"], "mend it"))
+output.note("WARN some-rule: look")
+"""
+RESULTS = ["a line of a result", "FAIL: it does not FAIL twice", "  because", "  fix: mend it", "WARN some-rule: look"]
+
+
+def test_a_person_sees_a_bar_colours_and_tables() -> None:
+    shown = screen.python(WORK)
+    bars = [line for state in shown.states for line in state if "staging the data" in line]
+    assert any("━" in line and "25 %" in line for line in bars), bars
+    assert any("75 %" in line for line in bars)
+    assert any("2 of 4 MB" in line for state in shown.states for line in state), "the line itself stands below the bar"
+    assert any("a line of a result" in state[0] and "staging" in state[1] for state in shown.states if len(state) > 1)
+    assert shown.last[0] == "a line of a result", "nothing of the bar stays"
+    assert [line.split() for line in shown.last[1:4]] == [["job", "state"], ["one", "Running"], ["two", "Failed"]]
+    assert shown.last[4:] == RESULTS[1:]
+    assert "\x1b[31m\x1b[1mFAIL\x1b[0m: it does not FAIL twice" in shown.raw.replace(
+        "\x1b[1m\x1b[31m", "\x1b[31m\x1b[1m"
+    )
+    assert "\x1b[?25h" in shown.raw.rpartition("\x1b[?25l")[2], "the cursor is back"
+
+
+@pytest.mark.parametrize("where", PLAIN)
+def test_other_terminals_get_plain_lines(where: str) -> None:
+    columns, variables = PLAIN[where]
+    shown = screen.python(WORK, columns=columns, variables=variables)
+    assert "\x1b" not in shown.raw
+    assert shown.raw.splitlines()[:2] == ["1 of 4 MB", "a line of a result"], "one line in ten seconds"
+    assert shown.raw.splitlines()[2:5] == ["job  state    efa", "one  Running  -", "two  Failed   -"]
+    assert shown.raw.splitlines()[5:] == RESULTS[1:]
+
+
+def test_a_pipe_gets_plain_lines() -> None:
+    done = subprocess.run([sys.executable, "-c", WORK], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[:1] == RESULTS[:1]
+    assert done.stderr.splitlines() == ["1 of 4 MB", RESULTS[-1]]
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+HOSTILE = "\\x1b[31m[bold red]x[/] :smile: \\u202e\\x07\\x08https://a.b {task.total} %s \\r\\x9b31m"
+SAYS = f"""
+import time
+from tools.core import State, Verdict, output
+text = "{HOSTILE}"
+with output.activity(text) as now:
+    now.at(text, 1, 2)
+    time.sleep(1.2)
+    output.line(text)
+    output.note(text)
+with output.repainted() as page:
+    page.show(lambda: (output.line(text), output.table([("job",), (text,)], "", True)))
+output.verdict(Verdict(State.WARN, text))
+"""
+
+
+def test_text_of_a_cluster_controls_nothing_and_is_no_markup() -> None:
+    shown = screen.python(SAYS, columns=120)
+    text = r"\x1b[31m[bold red]x[/] :smile: \u202e\x07\x08https://a.b {task.total} %s \r\x9b31m"
+    assert sum(line == text for line in shown.last) == 4, shown.last
+    assert f"WARN: {text}" in shown.last
+    assert any(text[:20] in line and "50 %" in line for state in shown.states for line in state), "in the bar too"
+    assert not set("\u202e\x07\x9b") & set(shown.raw)
+
+
+def test_no_phase_is_silent() -> None:
+    """A bar with the command's name comes after some silence, and goes before the result."""
+    text = """
+import time
+from tools.core import output
+output.PATIENCE = 0.2
+with output.attended("yard job why"):
+    time.sleep(1.5)
+    output.line("HEALTHY")
+    time.sleep(0.7)
+"""
+    shown = screen.python(text)
+    assert any("yard job why" in line and "0:00:01" in line for state in shown.states for line in state)
+    assert shown.last == ["HEALTHY"]
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("HEALTHY\n", "")
+
+
+def test_a_pipe_hears_of_a_silent_phase_now_and_then() -> None:
+    text = """
+import time
+from tools.core import output
+output.LINE_SECONDS = 1.0
+with output.activity("starting", look=lambda: "compiling"):
+    time.sleep(2.9)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == ["compiling: 1 s", "compiling: 2 s"]
+
+
+PAGES = """
+from tools.core import output
+with output.repainted() as page:
+    for name in ("first", "second"):
+        page.show(lambda: output.table([("name", "state"), (name, "x" * 100)], head=True))
+        goes_on = page.wait(0.2 if name == "first" else 30.0)
+    output.note("above")
+output.line(f"continued: {goes_on}")
+"""
+
+
+def test_a_page_is_painted_over_the_one_before_and_a_key_ends_it() -> None:
+    shown = screen.python(PAGES, keys={"second": b"q"})
+    assert any("first" in line for state in shown.states for line in state)
+    assert not any("first" in line for line in shown.last)
+    assert sum("second" in line for line in shown.last) == 1
+    assert max(map(len, shown.last)) <= 80, "cells fold"
+    assert shown.last[-1] == "continued: False"
+    assert shown.last[0] == "above"
+
+
+def test_a_question_is_asked_without_a_bar() -> None:
+    text = """
+import time
+from tools.core import output
+with output.activity("sending"):
+    time.sleep(0.7)
+    answer = output.ask("send it? yes/no")
+    output.line(f"answer {answer}")
+"""
+    shown = screen.python(text, keys={"send it?": b"yes\n"})
+    asked = [state for state in shown.states if any("send it?" in line for line in state)]
+    assert not any("sending" in line for line in asked[0])
+    assert shown.last == ["send it? yes/no: yes", "answer yes"]
+
+
+def test_help_does_not_import_rich() -> None:
+    """Not at a terminal either: its start-up time would be that of rich."""
+    text = "import sys; from tools.cli import invoke; invoke(['--help']); assert 'rich' not in sys.modules"
+    shown = screen.python(text, variables={"PYTHONPATH": os.getcwd()})
+    assert shown.code == 0, shown.raw
+    assert "Commands:" in shown.raw
+
+
+def test_ctrl_c_gives_the_cursor_back() -> None:
+    text = """
+import time
+from tools.cli import invoke
+from tools.core import output
+with output.activity("working"):
+    time.sleep(60)
+"""
+    shown = screen.python(text, keys={"working": b"\x03"})
+    assert shown.code != 0
+    assert "\x1b[?25h" in shown.raw.rpartition("\x1b[?25l")[2]
