@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ import pytest
 from tests.cluster.api import Object
 from tests.cluster.conftest import Nodes
 from tests.cluster.kube import Kube
-from tests.cluster.training import JOB, short_to_submit, start
+from tests.cluster.training import JOB, Training, short_to_submit, start
 from tools.cli import invoke
 from tools.core import repo
+from tools.facts.instances import instance
 from tools.job.diagnosis.explain import Explanation, explain
 from tools.job.snapshot.collect import find
 from tools.kube.kubectl import Kubectl
@@ -28,6 +31,7 @@ from tools.kube.manifests import parse
 CELL = "overlays/cpu/llama-tiny"
 # What `start` applies behind the claim, where the job comes by another way.
 NOTHING = '{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "nothing"}}'
+WAIT = 4.0  # seconds without a node for the job
 SECONDS = 600.0  # until kubelet, operator and trainer have failed for good, on a busy machine too
 
 
@@ -61,17 +65,18 @@ def test_a_job_is_submitted_and_watched(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """From submit to stop and resume. Meanwhile another job's pods do not fit, and `why` names the
-    resource.
+    resource. While the first job is suspended, another one waits for nodes, trains, is killed and resumes: its
+    ledger has all of that.
     """
     cell = tmp_path / "cell"
     cell.mkdir()
     (cell / "job.yaml").write_text(short_to_submit(rendered[CELL], steps=20000))
     (cell / "kustomization.yaml").write_text("resources: [job.yaml]\n")
-    start(kube, team, NOTHING)
+    began = start(kube, team, NOTHING)
 
-    def asked(*words: str) -> Any:
+    def asked(*words: str, namespace: str = team) -> Any:
         capsys.readouterr()
-        assert invoke(["job", *words, "-n", team, "--json"]) == 0, capsys.readouterr()
+        assert invoke(["job", *words, "-n", namespace, "--json"]) == 0, capsys.readouterr()
         return json.loads(capsys.readouterr().out)
 
     submitted = asked("submit", str(cell), "--timeout", "900")
@@ -95,7 +100,7 @@ def test_a_job_is_submitted_and_watched(
     capsys.readouterr()
     assert invoke(["job", "logs", "-n", team, "--rank", "0", "--grep", "^step "]) == 0
     assert " loss " in capsys.readouterr().out
-    other = next(pod["pod"] for pod in status["pods"] if pod["ranks"] == [1])
+    second = next(pod["pod"] for pod in status["pods"] if pod["ranks"] == [1])
     words = ["job", "exec", JOB, "-n", team, "--rank", "1", "--", "hostname"]
     done = subprocess.run(
         [sys.executable, "-m", "tools.cli", *words],
@@ -104,7 +109,7 @@ def test_a_job_is_submitted_and_watched(
         text=True,
         check=True,
     )
-    assert done.stdout.strip() == other
+    assert done.stdout.strip() == second
 
     out = tmp_path / "out"
     kube.wait("a checkpoint", lambda: bool(asked("status")["training"]["checkpoints"]), SECONDS)
@@ -124,9 +129,52 @@ def test_a_job_is_submitted_and_watched(
     stopped = asked("stop", JOB)
     assert (stopped["uid"], stopped["result"], stopped["saved"]) == (uid, "suspended", True)
     assert kube.list("pods", team, f"training.kubeflow.org/job-name={JOB}") == []
+    other = _killed(kube, nodes, other_team, (cell / "job.yaml").read_text(), began.volume)
+    _check_ledger(other, functools.partial(asked, namespace=other_team))
+    kube.run("delete", "pytorchjob", JOB, f"--namespace={other_team}")
     assert invoke(["job", "submit", str(cell), "-n", team, "--resume", "--json", "--timeout", "900"]) == 0
     resumed = json.loads(capsys.readouterr().out)
     assert resumed["step"]["step"] > stopped["step"]
+
+
+def _killed(kube: Kube, nodes: Nodes, team: str, manifest: str, prepared: Path) -> Training:
+    """Return a job that waited for nodes, trained, was killed behind a checkpoint, and trains again."""
+    for node in nodes.nodes:
+        kube.run("cordon", node.name)
+    job = start(kube, team, manifest, prepared)
+    kube.wait("a pod that waits", lambda: job.pod(1).get("status", {}).get("phase") == "Pending", 60)
+    time.sleep(WAIT)
+    for node in nodes.nodes:
+        kube.run("uncordon", node.name)
+    job.wait_step(23)  # the first checkpoint is of step 20
+    pod, before = job.pod(1), job.restarts(1)
+    nodes.of(pod).kill_container(pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://"))
+    kube.wait("a restart", lambda: job.restarts(1) > before, SECONDS)
+    job.wait_step(job.last_step() + 5)
+    return job
+
+
+def _check_ledger(job: Training, asked: Callable[..., Any]) -> None:
+    """Every second since the job was created is in one category, and the cost is that of the nodes to the cent."""
+    kind = "m5.xlarge"
+    before = job.beats()
+    (found,) = asked("goodput", JOB, "--instance", kind)["runs"]
+    after = job.beats()
+    seconds, created = found["seconds"], job.created()
+    assert sum(seconds.values()) == found["rank_seconds"]
+    ends = [sum(beats[rank]["time"] - created for rank in (0, 1)) for beats in (before, after)]
+    assert ends[0] - 1 <= found["rank_seconds"] <= ends[1] + 1, "the wall time of both ranks"
+    price = Fraction(str(instance(kind).price_usd_per_hour))
+    cost = price * (found["rank_seconds"] - seconds["queued"]) / 3600
+    assert abs(Fraction(found["usd"]) - cost) <= Fraction(1, 200), "the nearest cent"
+    assert sum(map(Fraction, found["usd_by_category"].values())) == Fraction(found["usd"])
+    assert seconds["queued"] >= 2 * (WAIT - 1), "both ranks waited for nodes"
+    lost = ("start and import", "training", "restart and rendezvous", "lost to redo")
+    assert [name for name in lost if not seconds[name]] == []
+    assert found["restarts"] >= 1
+    assert 0 < found["ettr"] < found["goodput"] < 1
+    assert found["image"], "the digest that the node pulled"
+    assert asked("status", JOB)["goodput"]["ettr"] == pytest.approx(found["ettr"], abs=0.1)
 
 
 def _command(job: Object, objects: list[Object]) -> None:

@@ -109,6 +109,8 @@ def test_a_job_is_read_through_its_pod_with_its_waits_and_prices(
     shutil.copytree(run.path, home / "volume", dirs_exist_ok=True)
     (found,) = yard.json("goodput", "p5-llama-3-1-8b-train")["runs"]
     assert found["run"] == "p5-llama-3-1-8b-train"
+    (of_the_team,) = yard.json("goodput", "-n", "team-a")["runs"]
+    assert (of_the_team["run"], of_the_team["seconds"]["training"]) == (found["run"], 200)
     kind = job.nodes[0]["metadata"]["labels"]["node.kubernetes.io/instance-type"]
     price = Decimal(str(instance(kind).price_usd_per_hour))
     paid = found["rank_seconds"] - found["seconds"]["queued"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from tools.cells.kustomize_graph import is_kustomization
 from tools.core import UserError, nearest, output, repo
 from tools.job import copy, volume_reader
-from tools.job.snapshot import Snapshot, collect, pod_exec
+from tools.job.snapshot import Snapshot, collect, lookup, pod_exec
 from tools.kube import Kubectl
 from training.checkpoint.layout import step_name
 from training.run.directory import RunDir
@@ -30,20 +30,27 @@ class Run:
 
 @contextlib.contextmanager
 def opened(kubectl: Kubectl, names: Sequence[str]) -> Iterator[list[Run]]:
-    """Yield the runs that the names mean, those of this checkout without a name.
+    """Yield the runs that the names mean; without a name those of a namespace that is given, else of this checkout.
 
     A name is a run directory, a directory of them, a run of this checkout, a job or a cell. Raises UserError.
     """
+    team = kubectl.namespace if not names else None
+    wanted = [one.title for one in lookup.jobs(kubectl).topmost] if team else names or [str(repo.local() / "runs")]
     with contextlib.ExitStack() as stack:
         found = []
-        for name in names or [str(repo.local() / "runs")]:
-            here = local(name)
-            paths = [] if here is None else here
-            found += [Run(path.resolve().name, RunDir(path)) for path in paths]
-            if here is None:
+        for name in wanted:
+            here = None if team else local(name)
+            if here is not None:
+                found += [Run(path.resolve().name, RunDir(path)) for path in here]
+                continue
+            try:
                 found.append(_of_job(kubectl, name, Path(stack.enter_context(tempfile.TemporaryDirectory()))))
+            except UserError as problem:  # one of a team's jobs, such as one that waits, hides no other
+                if not team:
+                    raise
+                output.note(f"CANNOT TELL: {problem.message}")
         if not found:
-            where = ", ".join(names) or repo.shown(repo.local() / "runs")
+            where = team or ", ".join(names) or repo.shown(repo.local() / "runs")
             raise UserError(f"no run in {where}", "`make train` makes one; a job's name reads its volume", 3)
         yield found
 
