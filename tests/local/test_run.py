@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.parts import screen
 from tools.cells import locate, trainer_config
 from tools.cells.knobs import Knobs
 from tools.core import repo
@@ -436,3 +438,25 @@ def test_a_base_that_is_no_run_yet_is_named_with_the_command_that_makes_it(tmp_p
         (committed / "MANIFEST.json").touch()
         preconditions.check_base(config, run_directory, source)
     preconditions.check_base(load_texts(apply_override(texts, "model.weights=/models/x")), run_directory, source)
+
+
+STEPS = """
+import time
+print("[bold]made for a test", flush=True)
+for step in range(1, 4):
+    print(f"step {step}/4  loss {4 - step}.000  1,000 tokens/s", flush=True)
+    time.sleep(0.8)
+"""
+
+
+def test_steps_move_a_bar_at_a_terminal_and_are_lines_elsewhere(checkout: Any, make_job: Job) -> None:
+    cell = checkout.cell(make_job("steps", pods=1, command=["python", "-c", STEPS]))
+    shown = screen.show([sys.executable, "-m", "tools.cli", "run", cell], cwd=checkout.root)
+    assert shown.code == 0, shown.raw
+    assert any("75 %" in line and "━" in line for state in shown.states for line in state)
+    assert any("step 3/4  █▅▁  loss 1.000  1,000 tokens/s" in line for state in shown.states for line in state)
+    assert "[bold]made for a test" in shown.last
+    assert not any("step 3/4" in line for line in shown.last), "the bar is gone"
+    done = checkout.yard("run", cell, "--fresh")
+    assert [line for line in done.stdout.splitlines() if line.startswith("step ")][-1].startswith("step 3/4  loss 1.000")
+    assert "\x1b" not in done.stdout + done.stderr

@@ -13,6 +13,7 @@ import termios
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyte
 
@@ -40,6 +41,7 @@ def show(
     variables: Mapping[str, str] | None = None,
     keys: Mapping[str, bytes] | None = None,
     rows: int = 40,
+    cwd: Path | None = None,
 ) -> Shown:
     """Run a program on a terminal. When the terminal shows a text of `keys`, its bytes are typed once."""
     near, far = pty.openpty()
@@ -48,7 +50,7 @@ def show(
     environment = {**own, "TERM": "xterm-256color", "PYTHONUTF8": "1", **(variables or {})}
     process = subprocess.Popen(
         words, stdin=far, stdout=far, stderr=far, env=environment, start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) and None,
+        cwd=cwd, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) and None,
     )  # fmt: skip
     os.close(far)
     screen = pyte.Screen(columns, rows)
