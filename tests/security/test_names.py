@@ -238,10 +238,21 @@ EVIL_TEXT = "boom \x1b]52;c;aGk=\x07\x1bc\x1bP1q\x1b\\\x9b31m\x8d\b\r\u202etxt\u
 EVIL_TEXT += "\nCAUSE forged: line"
 
 
-def _on_a_terminal(*words: str) -> str:
-    """What a program sends to a terminal, with the line ends that the terminal adds taken off."""
+# What a terminal is sent on purpose: colours, the cursor away and back, and a line painted over.
+OWN = re.compile(r"\x1b\[(?:[0-9;]*m|\?25[lh]|2K|1A)|\r")
+
+
+def _on_a_terminal(*words: str, painted: bool = False) -> str:
+    """What a program sends to a terminal, with the line ends that the terminal adds taken off.
+
+    Of one that is painted, OWN is taken off too.
+    """
     main, end = pty.openpty()
-    process = subprocess.Popen([sys.executable, *words], stdin=end, stdout=end, stderr=end, cwd=repo.root())
+    own = {name: value for name, value in os.environ.items() if name not in ("CI", "NO_COLOR")}
+    variables = own | ({"TERM": "xterm-256color"} if painted else {"NO_COLOR": "1"})
+    process = subprocess.Popen(
+        [sys.executable, *words], stdin=end, stdout=end, stderr=end, cwd=repo.root(), env=variables
+    )
     os.close(end)
     found = bytearray()
     try:
@@ -251,10 +262,12 @@ def _on_a_terminal(*words: str) -> str:
         pass
     process.wait()
     os.close(main)
-    return found.decode("utf-8", "surrogateescape").replace("\r\n", "\n")
+    shown = found.decode("utf-8", "surrogateescape").replace("\r\n", "\n")
+    return OWN.sub("", shown) if painted else shown
 
 
-def test_every_way_to_print_shows_control_characters() -> None:
+@pytest.mark.parametrize("painted", [False, True])
+def test_every_way_to_print_shows_control_characters(painted: bool) -> None:
     made = random.Random(2)
     text = "".join(chr(made.choice((made.randrange(0x100), made.randrange(0x2100), 0xD800))) for _ in range(4000))
     text = text.replace("\n", "")
@@ -263,17 +276,21 @@ def test_every_way_to_print_shows_control_characters() -> None:
         "t = json.loads(sys.stdin.readline() if False else sys.argv[1]);"
         "v = Verdict(State.FAIL, t, [t], t, {'rule': t});"
         "[f(t) for f in (o.line, o.note, o.notes, o.error, o.block, o.data)];"
-        "o.error(t, t); o.verdict(v); o.verdict(v, True); o.rule_verdict(v, t); o.table([[t, t]]);"
+        "o.error(t, t); o.verdict(v); o.table([[t], [t]], head=True);"
+        "a = o.activity(t); n = a.__enter__(); n.at(t, 1, 2); n._show(); o.line(t); a.__exit__(None, None, None);"
+        "p = o.repainted(); q = p.__enter__(); q.show(lambda: o.line(t)); o.note(t); p.__exit__(None, None, None);"
+        " o.verdict(v, True); o.rule_verdict(v, t); o.table([[t, t]]);"
         "o.data([t], indent=None); sys.excepthook = o.exception; raise ValueError(t)"
     )
-    shown = _on_a_terminal("-c", program, json.dumps(text + EVIL_TEXT))
+    shown = _on_a_terminal("-c", program, json.dumps(text + EVIL_TEXT), painted=painted)
     assert CONTROL.findall(shown.replace("\t", "")) == [], "a block of text keeps its tabs"
     assert "\\x1b]52" in shown
     assert "\\u202e" in shown
     assert output.visible("日本 é ⣿ 🙂") == "日本 é ⣿ 🙂", "control: text stays"
 
 
-def test_why_shows_hostile_texts_on_one_line_each(world: NewWorld, tmp_path: Path) -> None:
+@pytest.mark.parametrize("painted", [False, True])
+def test_why_shows_hostile_texts_on_one_line_each(world: NewWorld, tmp_path: Path, painted: bool) -> None:
     made = world()
     made.crash_looping(1, 1, EVIL_TEXT, f"RuntimeError: {EVIL_TEXT}", message=EVIL_TEXT)
     made.event("Pod", made.name(1), "Failed", EVIL_TEXT)
@@ -281,7 +298,9 @@ def test_why_shows_hostile_texts_on_one_line_each(world: NewWorld, tmp_path: Pat
     made.job["metadata"]["uid"] = EVIL_TEXT
     made.snapshot().save(tmp_path / "kept")
     for words in (["-v"], ["--json"]):
-        shown = _on_a_terminal("-m", "tools.cli", "job", "why", "--from", str(tmp_path / "kept"), *words)
+        shown = _on_a_terminal(
+            "-m", "tools.cli", "job", "why", "--from", str(tmp_path / "kept"), *words, painted=painted
+        )
         assert "boom" in shown, "control"
         assert CONTROL.findall(shown) == []
         assert not [line for line in shown.splitlines() if line.startswith("CAUSE forged")]
