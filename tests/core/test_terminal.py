@@ -63,6 +63,21 @@ def test_a_pipe_gets_plain_lines() -> None:
     assert "\x1b" not in done.stdout + done.stderr
 
 
+def test_a_wide_table_folds_names_and_says_once_what_is_alike() -> None:
+    text = """
+from tools.core import output
+rows = [("namespace", "job", "step", "price"), *(("team-a", "x" * 70 + name, "9/40", "1.00") for name in "ab")]
+output.table(rows, "", head=True)
+output.table([("name", "state"), ("same", "x" * 90), ("same", "x" * 90)], "", head=True)
+"""
+    shown = screen.python(text)
+    assert max(map(len, shown.last)) <= 80
+    assert shown.last[0].split() == ["job"]
+    assert shown.last[1:4] == ["x" * 70 + "a", "x" * 70 + "b", "namespace team-a, step 9/40, price 1.00"]
+    assert shown.last[4].split() == ["name", "state"], "equal rows are shown"
+    assert sum(line.count("x") for line in shown.last[5:]) == 180, "their cells fold"
+
+
 HOSTILE = "\\x1b[31m[bold red]x[/] :smile: \\u202e\\x07\\x08https://a.b {task.total} %s \\r\\x9b31m"
 SAYS = f"""
 import time

@@ -20,6 +20,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+GAP, SHORT = 2, 12  # columns between two cells, and of a cell that never folds
 SPEED_SECONDS = 120.0  # the pace of the last two minutes tells how much time is left
 
 
@@ -94,15 +95,22 @@ class Page:
 
 
 def table(rows: Sequence[Sequence[str]], indent: str, colours: Sequence[str | None]) -> Table:
-    """Return rows as a table whose cells fold where it is too wide. The first row is its head.
+    """Return rows as a table. The first row is its head. A column in which nothing is known is left out.
 
-    A column in which nothing is known is left out.
+    Where the terminal is too narrow, what all rows have alike stands below, and only wide cells fold.
     """
     head, *body = rows
     kept = [at for at in range(len(head)) if not body or any(row[at] not in ("", "-") for row in body)]
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    widths = {at: max(len(row[at]) for row in rows) for at in kept}
+    alike: list[int] = []
+    if len(indent) + sum(widths.values()) + GAP * len(kept) > _console().width and len(set(map(tuple, body))) > 1:
+        alike = [at for at in kept if len({row[at] for row in body}) == 1]
+        kept = [at for at in kept if at not in alike]
+    below = ", ".join(f"{head[at]} {body[0][at]}" for at in alike)
+    made = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    made.caption, made.caption_justify = Text(indent + below) if below else None, "left"
     for number, at in enumerate(kept):
-        made.add_column(Text(head[at] if number else indent + head[at]), overflow="fold")
+        made.add_column(Text(head[at] if number else indent + head[at]), overflow="fold", no_wrap=widths[at] <= SHORT)
     for row, colour in zip(body, [*colours, *[None] * len(body)], strict=False):
         cells = [row[at] if number else indent + row[at] for number, at in enumerate(kept)]
         made.add_row(*map(Text, cells), style=colour)
