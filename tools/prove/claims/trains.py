@@ -3,7 +3,7 @@
 from tools.core import output
 from tools.prove.claims import Finding, failed, passed, unknown, warned
 from tools.prove.observed import TABLE, Proof, Rank, Run
-from training.prove.records import Loss
+from training.prove.records import Loss, Step
 
 
 def judge(proof: Proof) -> list[Finding]:
@@ -82,9 +82,11 @@ def _of_rank(rank: Rank) -> list[Finding]:
     if all(step.parameters_before == step.parameters_after for step in steps):
         text = f"{where}: digest {steps[0].parameters_before} before step 1 and after step {steps[-1].step}"
         found.append(failed("parameters-fixed", "no parameter ever changes", f"{text}; learning rates {rates[:4]}"))
-    if all(step.zero_gradients for step in steps):
-        text = f"{where}: zero or missing in all {len(steps)} steps"
-        found.append(failed("zero-gradients", "every gradient is zero", text))
+    idle = next((own for own in _by_optimizer(rank.steps) if all(step.zero_gradients for step in own)), None)
+    if idle is not None and (len(idle) > 1 or idle == steps):
+        of = "" if idle == steps else f" of {idle[0].optimizer_class}"
+        text = f"{where}: zero or missing in all {len(idle)} steps{of}, first step {idle[0].step}"
+        found.append(failed("zero-gradients", f"every gradient{of} is zero", text))
     return [*found, *_finite(rank, where), *_optimizer(rank, where)]
 
 
@@ -104,10 +106,10 @@ def _optimizer(rank: Rank, where: str) -> list[Finding]:
     found = []
     # Optimizers become known with their first step: the second half knows all of them.
     late = rank.steps[len(rank.steps) // 2 :]
-    for step in late[-1:]:
-        foreign = set(step.foreign).intersection(*(one.foreign for one in late if one.optimizer == step.optimizer))
+    for own in _by_optimizer(late):
+        foreign = set(own[0].foreign).intersection(*(step.foreign for step in own))
         if foreign:
-            text = f"{where}, step {step.step}: {_names(foreign)} in {step.optimizer_class}"
+            text = f"{where}, step {own[-1].step}: {_names(foreign)} in {own[-1].optimizer_class}"
             summary = "the optimizer holds parameters that the forward pass does not use"
             found.append(failed("foreign-parameters", summary, text))
     missing = set(late[0].missing).intersection(*(step.missing for step in late)) if late else set()
@@ -115,11 +117,22 @@ def _optimizer(rank: Rank, where: str) -> list[Finding]:
         text = f"{where}, step {late[-1].step}: {_names(missing)}"
         summary = "parameters get a gradient and are in no optimizer"
         found.append(failed("missing-parameters", summary, text))
-    kept = [step.step for step in rank.steps[1:] if step.accumulated]
-    if kept and len(kept) * 2 > len(rank.steps) - 1:
-        text = f"{where}: {len(kept)} of {len(rank.steps) - 1} steps, first step {kept[0]}"
-        found.append(failed("gradients-kept", "gradients are not cleared after a step", text))
-    return found
+    return [*found, *_kept_gradients(rank, where)]
+
+
+def _by_optimizer(steps: list[Step]) -> list[list[Step]]:
+    """Return the steps of each optimizer: a model may have one for each of its parts."""
+    return [[step for step in steps if step.optimizer == one] for one in sorted({step.optimizer for step in steps})]
+
+
+def _kept_gradients(rank: Rank, where: str) -> list[Finding]:
+    """Judge each optimizer by its own steps, after its first one."""
+    for _, *later in _by_optimizer(rank.steps):
+        kept = [step.step for step in later if step.accumulated]
+        if len(kept) * 2 > len(later):
+            text = f"{where}: {len(kept)} of {len(later)} steps of {later[0].optimizer_class}, first step {kept[0]}"
+            return [failed("gradients-kept", "gradients are not cleared after a step", text)]
+    return []
 
 
 def _names(names: set[str]) -> str:
