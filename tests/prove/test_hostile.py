@@ -74,6 +74,7 @@ def place(tmp_path: Path) -> Place:
     [
         ((PYTHON, "trian.py"), "trian.py: no such file in", "did you mean train.py?"),
         (("no-such-launcher", "train.py"), "no-such-launcher: no such program", "the command is what you would type"),
+        (("./train.py",), "./train.py: cannot be executed", "python ./train.py"),
     ],
 )
 def test_a_command_that_cannot_start(words: tuple[str, ...], message: str, hint: str, place: Place) -> None:
@@ -90,6 +91,10 @@ def test_a_command_that_cannot_start(words: tuple[str, ...], message: str, hint:
         (["--only", "tranis"], "did you mean trains?"),
         (["--env", "NAME"], "--env NAME: write it as NAME=VALUE"),
         (["--workdir", "nowhere"], "nowhere: no such directory"),
+        (["--resume", "torchrun 'train.py"], '--resume "torchrun \'train.py": No closing quotation'),
+        (["--kill-at", "30"], "--kill-at 30: each run ends after 30 steps"),
+        (["--out", "/proc/none/proof.json"], "--out /proc/none/proof.json: No such file or directory"),
+        (["--report", "train.py/proof.html"], "--report train.py/proof.html: File exists"),
         (["--set", "train.steps=3"], "a COMMAND takes --nodes and --nproc"),
         (["-n", "team-a"], "--namespace and --context name a cluster: --submit proves there"),
         (["--submit"], "--submit takes a CELL or -f FILE, and neither --workdir"),

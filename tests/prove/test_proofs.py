@@ -278,8 +278,3 @@ def test_the_report_has_the_claims_figures_and_what_was_not_proven(here: Path) -
     assert "<th>step_seconds</th><td>0.1</td>" in text
     assert "<li><code>NCCL</code></li>" in text
     assert "torch</th><td>2.15.0" in text
-
-
-def test_a_report_that_cannot_be_written_is_one_error(here: Path) -> None:
-    with pytest.raises(UserError, match="--report"):
-        report.write(here / "train.py/report.html", proof(of(here)))

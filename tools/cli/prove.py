@@ -41,6 +41,8 @@ def wishes(
     only: tuple[str, ...],
     network: bool,
 ) -> dict[str, Any]:
+    if kill_at is not None and kill_at >= steps:
+        raise UserError(f"--kill-at {kill_at}: each run ends after {steps} steps", f"--steps {kill_at + 10}")
     return {"options": Options(steps, kill_at, resume, keep, link, env, timeout, only, network, trials.wanted(only))}
 
 
@@ -64,6 +66,8 @@ def command(
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what follows cleans up then too
     if not submitted and (kubectl.namespace or kubectl.context):
         raise UserError("--namespace and --context name a cluster: --submit proves there")
+    for name, path in (("--out", out), ("--report", page)):
+        _check_place(name, path)
     records = Path(tempfile.mkdtemp(prefix="yard-prove-"))
     try:
         if submitted:
@@ -75,7 +79,7 @@ def command(
         shutil.rmtree(records, ignore_errors=True)
     kept = proofs.saved(what, result.verdicts, result.versions, result.figures, result.not_proven, image)
     if out is not None:
-        _write(out, json.dumps(asdict(kept), indent=2) + "\n")
+        repo.write(out, json.dumps(asdict(kept), indent=2) + "\n")
     if page is not None:
         report.write(page, kept)
     if as_json:
@@ -123,8 +127,8 @@ def _in_cluster(
     """Prove a cell or the job of a file in the cluster."""
     if (file is None) == (len(words) != 1) or workdir is not None or options.network or options.link:
         raise UserError("--submit takes a CELL or -f FILE, and neither --workdir, --network nor --link")
-    here = lookup.in_namespace(kubectl)
     plain = cells_knobs.rendered(words[0] if words else None, file, Knobs())
+    here = lookup.in_namespace(kubectl)
     small = min(PODS, kinds.job_of(plain).nodes)
     wanted = replace(knobs, nodes=knobs.nodes or small, name=knobs.name or f"{PROOF}-{secrets.token_hex(3)}")
     manifests = cells_knobs.applied(plain, wanted)
@@ -152,11 +156,15 @@ def _ask(question: str, without_answer: str) -> None:
     output.agree(question, UserError(without_answer, "--yes agrees"), UserError("nothing was started"))
 
 
-def _write(path: Path, text: str) -> None:
+def _check_place(option: str, path: Path | None) -> None:
+    """Raise UserError where a file could not be written after minutes of a proof."""
+    if path is None:
+        return
     try:
-        repo.write(path, text)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as problem:
-        raise UserError(f"--out {path}: {problem.strerror}") from None
+        raise UserError(f"{option} {path}: {problem.strerror}") from None
 
 
 def _show(result: run.Result) -> None:

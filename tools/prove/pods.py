@@ -6,7 +6,6 @@ a pod is a directory of the proof's own, empty at first, so that the user's file
 
 import base64
 import copy
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -123,7 +122,7 @@ def _plan(subject: Subject, options: Options, container: Object) -> tuple[Plan, 
 
 
 def _alternatives(words: list[str], options: Options) -> list[list[str]]:
-    again = shlex.split(options.resume) if options.resume else words
+    again = trials.again_of(words, options)
     return [words, again, trials.other_world(again) or again]
 
 

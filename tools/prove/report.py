@@ -6,7 +6,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from tools.core import UserError, repo
+from tools.core import repo
 from tools.core.page import items, page, table, text
 from tools.prove.observed import TABLE
 from tools.prove.proofs import Saved
@@ -15,11 +15,8 @@ TEMPLATE = Path(__file__).with_name("report.html")
 
 
 def write(path: Path, proof: Saved) -> None:
-    """Write the report of a proof, whole or not at all. Raises UserError where the file cannot be written."""
-    try:
-        repo.write(path, shown(proof))
-    except OSError as problem:
-        raise UserError(f"--report {path}: {problem.strerror}") from None
+    """Write the report of a proof, whole or not at all. Raises OSError."""
+    repo.write(path, shown(proof))
 
 
 def shown(proof: Saved) -> str:

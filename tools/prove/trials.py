@@ -111,7 +111,7 @@ def of_manifests(manifests: Manifests, target: Sequence[str], knobs: Knobs, opti
 def plan(subject: Subject, options: Options) -> tuple[Plan, dict[str, str]]:
     """Return the plan for the claims of `options`, and why starts that they need are not in it."""
     needed = {name for claim in options.claims for name in TABLE["claims"][claim]["starts"]}
-    again = shlex.split(options.resume) if options.resume else subject.command
+    again = again_of(subject.command, options)
     other, number = other_world(again), {}
     if other is None and subject.nproc:
         other, number = again, {"PET_NPROC_PER_NODE": str(_another(subject.nproc))}
@@ -237,6 +237,14 @@ def given(rows: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def again_of(command: list[str], options: Options) -> list[str]:
+    """Return the command of a restart. Raises UserError."""
+    try:
+        return shlex.split(options.resume) if options.resume else command
+    except ValueError as problem:
+        raise UserError(f"--resume {options.resume!r}: {problem}") from None
+
+
 def _below(workdir: Path, text: str) -> Path:
     return Path(os.path.normpath(workdir / text))
 
@@ -246,6 +254,8 @@ def _check(command: Sequence[str], workdir: Path, variables: Mapping[str, str]) 
     program = command[0]
     if shutil.which(program, path=variables.get("PATH")) is None and not (workdir / program).is_file():
         raise UserError(f"{program}: no such program", "the command is what you would type: torchrun train.py")
+    if "/" in program and not os.access(workdir / program, os.X_OK):
+        raise UserError(f"{program}: cannot be executed", f"python {program}" if program.endswith(".py") else None)
     try:
         started = launchers.program(command)
     except (BadOptions, UnknownOptions):
