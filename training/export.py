@@ -1,13 +1,15 @@
 """Exports a run's checkpoint in common formats: `python -m training.export --run DIR --to DIR [--merge]`.
 
 A run that trained every weight becomes a Hugging Face directory. A run that trained adapters becomes a peft
-adapter or, merged, a Hugging Face directory. The directory appears as a whole or not at all.
+adapter or, merged, a Hugging Face directory. The model of a base that is another run is beside its adapter, because
+nothing else could load it. The directory appears as a whole or not at all.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -32,9 +34,10 @@ from training.run.files import read_bounded
 from training.run.signing import SigningError
 from training.sample import checkpoint_of, config_of
 from training.task import Trainable
-from training.weights import Weights, open_weights
+from training.weights import Weights, WeightsError, open_weights
 from training.weights.card import card
 from training.weights.experts import file_name, file_names, row_of
+from training.weights.source import RUN, is_run
 from training.weights.tensors import INDEX, SINGLE, CheckpointTensors, Kind, digest_of, hash_of
 from training.weights.weights import CONFIG, FILES, GENERATION
 
@@ -93,8 +96,10 @@ def export_run(
     special = _special_tokens(load_tokenizer(checkpoint, run)) if tokenizer.exists() else {}
     try:
         with staging(to.resolve().parent, to.name) as directory:
+            has_base = False
             if kind == "adapter":
-                written = _write_adapter(directory, checkpoint, config)
+                has_base = _write_base(directory, checkpoint, config, run, dtype, say, shard_bytes)
+                written = _write_adapter(directory, checkpoint, config, has_base)
             else:
                 base = open_weights(config, run, say=say) if merge else None
                 values = _Values(checkpoint, config, base, dtype)
@@ -102,7 +107,8 @@ def export_run(
                 _write_configuration(directory, values, special)
             if tokenizer.exists():  # shards of masked samples come without one
                 _copy_tokenizer(tokenizer, directory)
-            text = card(run, checkpoint.step, checkpoint.meta, config, kind, "float32" if kind == "adapter" else dtype)
+            number = "float32" if kind == "adapter" else dtype
+            text = card(run, checkpoint.step, checkpoint.meta, config, kind, number, has_base)
             (directory / "README.md").write_text(text, encoding="utf-8")
             for path in directory.iterdir():  # safetensors writes files that only this user may read
                 path.chmod(0o644)
@@ -237,14 +243,41 @@ def _write_configuration(directory: Path, values: _Values, special: dict[str, in
         GenerationConfig(**special).save_pretrained(directory)
 
 
-def _write_adapter(directory: Path, checkpoint: Checkpoint, config: Config) -> tuple[int, int, str]:
+def _write_base(
+    directory: Path, checkpoint: Checkpoint, config: Config, run: RunDir, dtype: str, say: Say, shard_bytes: int
+) -> bool:
+    """Write the model of a base that is another run; return whether that was needed and possible.
+
+    transformers takes the base from a directory that has a config.json beside its adapter.
+    """
+    weights = config.model.weights or ""
+    if not is_run(weights):
+        return False
+    base = directory / "base"
+    try:
+        trained, step = run.other(weights.removeprefix(RUN)).path, checkpoint.meta.get("base_step")
+        written = export_run(trained, base, step=step, dtype=dtype, say=say, shard_bytes=shard_bytes)
+        if dtype == "float32" and written.digest != checkpoint.meta.get("weights"):
+            raise WeightsError(f"{weights} is not the model that this run began with")
+        for path in base.iterdir():
+            if path.suffix == ".safetensors" or path.name in (CONFIG, GENERATION, INDEX):
+                path.rename(directory / path.name)
+    except (CheckpointError, WeightsError) as problem:
+        say(f"the adapter is exported without its base: {problem}")
+        return False
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+    return True
+
+
+def _write_adapter(directory: Path, checkpoint: Checkpoint, config: Config, has_base: bool) -> tuple[int, int, str]:
     """Write a peft adapter; return number of tensors, bytes and digest."""
     assert config.lora is not None
     assert config.model.weights is not None
     names = [name for name in checkpoint.names() if name.startswith("model.")]
     tensors = {adapter_name(name.removeprefix("model.")): checkpoint.full(name) for name in names}
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
-    base, _, revision = config.model.weights.partition("@")
+    base, _, revision = ("." if has_base else config.model.weights).partition("@")
     settings = peft_config(config.lora, base_model_name_or_path=base, revision=revision or None, inference_mode=True)
     settings.save_pretrained(str(directory))
     kinds = {name: Kind(CODES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}

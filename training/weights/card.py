@@ -17,8 +17,13 @@ _RECIPE = (
 )  # fmt: skip
 
 
-def card(run: RunDir, step: int, meta: Mapping[str, Any], config: Config, kind: str, dtype: str) -> str:
-    """Return the card of a checkpoint's model; `kind` is model, merged model or adapter, `meta` the checkpoint's."""
+def card(
+    run: RunDir, step: int, meta: Mapping[str, Any], config: Config, kind: str, dtype: str, has_base: bool = False
+) -> str:
+    """Return the card of a checkpoint's model; `kind` is model, merged model or adapter, `meta` the checkpoint's.
+
+    `has_base` says that the base of an adapter is in the same directory.
+    """
     adapter, masked = kind == "adapter", config.model.bert is not None
     head: dict[str, Any] = {
         "library_name": "peft" if adapter else "transformers",
@@ -41,7 +46,8 @@ def card(run: RunDir, step: int, meta: Mapping[str, Any], config: Config, kind: 
         f"# {_plain(run.name)}\n",
         f"{what.get(kind, f'A {config.model.architecture} model')}, trained with trainyard.\n",
         "## Use\n",
-        f"```python\n{_use(adapter, masked, base)}\n```\n",
+        *([_base(base, has_base)] if adapter else []),
+        f"```python\n{_use('fill-mask' if masked else 'text-generation', adapter)}\n```\n",
         "## Losses\n",
         _table(dict(_losses(run, step))),
         "## Recipe\n",
@@ -59,12 +65,22 @@ def _losses(run: RunDir, step: int) -> Iterator[tuple[str, str]]:
             yield name, f"{rows[-1]['loss']:.4f} nats a prediction after step {rows[-1]['step']}"
 
 
-def _use(adapter: bool, masked: bool, base: str) -> str:
-    if adapter:
-        load = 'from peft import AutoPeftModelForCausalLM\n\nmodel = AutoPeftModelForCausalLM.from_pretrained(".")'
-        return f"{load}  # loads {_plain(base)} too; `yard checkpoint export --merge` writes both as one model"
-    task, prompt = ("fill-mask", "The [MASK] runs.") if masked else ("text-generation", "import ")
-    return f'from transformers import pipeline\n\nprint(pipeline("{task}", ".")("{prompt}")[0])'
+def _base(base: str, has_base: bool) -> str:
+    """Say where the base of an adapter is."""
+    if has_base:
+        return f"The base, {_code(base)}, is in this directory: `config.json` and `model*.safetensors`.\n"
+    if _ON_HUB.fullmatch(base):
+        return f"The base, {_code(base)}, is loaded from the Hugging Face hub.\n"
+    return (
+        f"The base, {_code(base)}, is not in this directory. Where it has another path, write that path into "
+        "`adapter_config.json`, or export both as one model with `yard checkpoint export --merge`.\n"
+    )
+
+
+def _use(task: str, adapter: bool) -> str:
+    needs = "  # needs peft" if adapter else ""
+    prompt = "The [MASK] runs." if task == "fill-mask" else "import "
+    return f'from transformers import pipeline{needs}\n\nprint(pipeline("{task}", ".")("{prompt}")[0])'
 
 
 def _table(rows: Mapping[str, Any]) -> str:

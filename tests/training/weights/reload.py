@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import torch
 from peft import PeftModel
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 
 def main() -> None:
@@ -29,6 +30,9 @@ def main() -> None:
         assert written.shape[1] > 3, written
         with torch.no_grad():
             save_file({"logits": model(ids).logits, "written": written}, case["out"])
+        if not case["base"] and Path(case["directory"], "adapter_config.json").exists():
+            (said,) = pipeline("text-generation", case["directory"])("abc", max_new_tokens=5, do_sample=False)
+            assert said["generated_text"] == tokenizer.decode(written[0], skip_special_tokens=True), said
         print(case["directory"], model.dtype, tokenizer.decode(written[0]), flush=True)
     assert not any(name.partition(".")[0] in ("training", "tools") for name in sys.modules)
 

@@ -80,6 +80,11 @@ def _cases(root: Path, dataset: Path) -> dict[str, Case]:
     begun = pretrained(RunDir(root / "runs" / "begun"), dataset)
     export_run(root / "runs" / "begun", root / "begun")
     cases["pre-trained"] = Case(root / "begun", None, logits(begun, token_ids()), 0)
+    run = RunDir(root / "runs" / "tuned")
+    trained = adapted(run, configuration("run:begun", {**LORA, "modules_to_save": ["norm"]}), dataset)
+    export_run(run.path, root / "before it moved", shard_bytes=60_000)
+    (root / "before it moved").rename(root / "of-a-run")
+    cases["an adapter with its base"] = Case(root / "of-a-run", None, logits(trained, token_ids()), 0)
     return cases
 
 
@@ -155,7 +160,11 @@ def test_a_card_tells_origin_recipe_losses_and_use(tmp_path: Path) -> None:
                  "| data | `d1gest` |", "| torch | `2.12` |", "# a/[b>'run"):  # fmt: skip
         assert line in body.splitlines()
     assert "held-out" not in body, "a loss that is not a number is not told"
-    assert "AutoPeftModelForCausalLM" in body
+    assert "from transformers import pipeline  # needs peft" in body
+    assert "is loaded from the Hugging Face hub" in body
+    other = card(run, 5, meta, configuration("/shared/models/base"), "adapter", "float32")
+    assert "`/shared/models/base`, is not in this directory" in other
+    assert "is in this directory" in card(run, 5, meta, configuration("run:base"), "adapter", "float32", True)
     plain = card(run, 5, {}, configuration(str(tmp_path / "base")), "model", "bfloat16")
     assert "base_model" not in plain
     assert 'pipeline("text-generation", ".")' in plain
