@@ -32,7 +32,7 @@ export PROMPT
 # These would redirect an import or an installation.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
 
-.PHONY: help setup setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-long test-long-all test-security audit test-cluster test-cluster-all test-flux test-monitoring test-browser test-bench faults faults-all test-images test-neuron bench bench-all bench-gpu bench-packages bench-restart prove-bench bench-data plan-error lint format types docs docs-serve ci lock lock-neuron clean purge
+.PHONY: help setup setup-track setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-long test-long-all test-security audit test-cluster test-cluster-all test-flux test-monitoring test-browser test-track test-bench faults faults-all test-images test-neuron bench bench-all bench-gpu bench-packages bench-restart prove-bench bench-data plan-error lint format types docs docs-serve ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -40,6 +40,9 @@ help: ## Show this help
 
 setup: ## Make .venv from requirements.lock; the other targets do this when it is needed
 	@$(SETUP) requirements.lock $(QUIET)
+
+setup-track: ## Also install the clients of MLflow, Weights & Biases and trackio, for runs on this machine that are tracked
+	@$(SETUP) requirements-track.lock $(QUIET)
 
 train: setup ## Train overlays/cpu/llama-tiny on this machine; run again to continue (ARGS="--set train.steps=400")
 	@exec .venv/bin/yard run overlays/cpu/llama-tiny $(ARGS)
@@ -157,6 +160,9 @@ test-monitoring: setup-dev ## Run the tests with a real Prometheus: scrapes, rul
 test-browser: setup-dev ## Run the tests of the report page in a real browser (Debian: apt-get install chromium)
 	@exec $(PYTEST) tests/browser $(ARGS)
 
+test-track: setup-dev ## Run the tests with a real MLflow server, Weights & Biases and trackio (the first run installs them)
+	@.venv/bin/python -m tests.parts.venv tests/track/requirements.lock && exec $(PYTEST) tests/track $(ARGS)
+
 test-bench: setup-dev ## Run the tests of the benchmarks: tiny rows of all sides, also those of a card
 	@exec $(PYTEST) tests/bench $(ARGS)
 
@@ -214,8 +220,8 @@ docs-serve: setup-dev ## Serve the documentation on this machine and rebuild it 
 ci: ## Run what continuous integration runs: set-up, lint, types and tests in a clean environment
 	@exec bash .ci/run
 
-lock: setup-dev ## Pin what changed in pyproject.toml, tests/audit, tests/bench, tests/cluster/kubeflow and tests/prove (ARGS=--upgrade: pin the newest of everything)
-	@$(COMPILE) --output-file requirements-dev.lock $(TRAIN) --extra image --group dev $(ARGS) && cp requirements-dev.lock requirements.lock && $(COMPILE) --output-file requirements.lock $(TRAIN) --extra image --group checkout && $(COMPILE) --output-file tests/audit/requirements.lock tests/audit/requirements.in $(ARGS) && $(COMPILE) --constraint requirements-dev.lock --output-file tests/prove/requirements.lock tests/prove/requirements.in $(ARGS) && $(COMPILE) --output-file tests/cluster/kubeflow/requirements.lock tests/cluster/kubeflow/requirements.in $(ARGS) && $(COMPILE) --constraint requirements-dev.lock --output-file tests/bench/requirements.lock tests/bench/requirements.in $(ARGS) && $(COMPILE) --no-deps --constraint requirements-dev.lock --output-file tests/bench/gpu.lock tests/bench/gpu.in $(ARGS)
+lock: setup-dev ## Pin what changed in pyproject.toml, tests/audit, tests/bench, tests/cluster/kubeflow, tests/prove and tests/track (ARGS=--upgrade: pin the newest of everything)
+	@$(COMPILE) --output-file requirements-dev.lock $(TRAIN) --extra image --group dev $(ARGS) && cp requirements-dev.lock requirements.lock && $(COMPILE) --output-file requirements.lock $(TRAIN) --extra image --group checkout && cp requirements-dev.lock requirements-track.lock && $(COMPILE) --output-file requirements-track.lock $(TRAIN) --extra image --extra track --group checkout && $(COMPILE) --output-file tests/track/requirements.lock tests/track/requirements.in $(ARGS) && $(COMPILE) --output-file tests/audit/requirements.lock tests/audit/requirements.in $(ARGS) && $(COMPILE) --constraint requirements-dev.lock --output-file tests/prove/requirements.lock tests/prove/requirements.in $(ARGS) && $(COMPILE) --output-file tests/cluster/kubeflow/requirements.lock tests/cluster/kubeflow/requirements.in $(ARGS) && $(COMPILE) --constraint requirements-dev.lock --output-file tests/bench/requirements.lock tests/bench/requirements.in $(ARGS) && $(COMPILE) --no-deps --constraint requirements-dev.lock --output-file tests/bench/gpu.lock tests/bench/gpu.in $(ARGS)
 
 lock-neuron: setup-dev ## Pin the environments of test-neuron after a change of pyproject.toml
 	@$(COMPILE) --override tests/neuron/requirements.in --output-file tests/neuron/requirements.lock $(TRAIN) tests/neuron/requirements.in $(ARGS) && $(COMPILE) --output-file tests/neuron/torchx.lock pyproject.toml --extra torchx $(ARGS)

@@ -17,12 +17,17 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Dict, NoReturn, Optional
+from typing import Dict, List, NoReturn, Optional
 
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 VENV, CACHE = os.path.join(ROOT, ".venv"), os.path.join(ROOT, ".cache/setup")
 PYTHON, YARD, STAMP = (os.path.join(VENV, name) for name in ("bin/python", "bin/yard", "trainyard.json"))
-LOCKS = ["requirements.lock", "requirements-dev.lock"]  # the second contains the first
+# Each lock, and the one that it contains.
+LOCKS: Dict[str, List[str]] = {
+    "requirements.lock": [],
+    "requirements-dev.lock": ["requirements.lock"],
+    "requirements-track.lock": ["requirements.lock"],
+}
 OLDEST_UV = (0, 8)  # 0.5 refuses our locks
 GIB, DISK_GIB = 1 << 30, 8 if sys.platform == "linux" else 2  # torch 2.15 brings CUDA libraries on Linux
 BEGAN, REPORT_SECONDS = time.monotonic(), 5
@@ -154,7 +159,7 @@ def find_uv() -> str:
         version = re.match(rb"uv (\d+)\.(\d+)", said)
         if version and tuple(map(int, version.groups())) >= OLDEST_UV:
             return path
-    with open(os.path.join(ROOT, LOCKS[1])) as lock, open(os.path.join(CACHE, "uv.txt"), "w") as pin:
+    with open(os.path.join(ROOT, "requirements-dev.lock")) as lock, open(os.path.join(CACHE, "uv.txt"), "w") as pin:
         pin.writelines(re.findall(r"(?m)^uv==(?:.*\\\n)*.*\n", lock.read()))
     run(PYTHON, "-I", "-m", "ensurepip")
     run(PYTHON, "-I", "-m", "pip", "install", "--no-input", "--no-deps", "--require-hashes", "-r", pin.name)
@@ -179,6 +184,7 @@ def install(lock: str) -> None:
     os.environ["PIP_USER"] = "0"
     for name in ("uv", "pip"):
         os.environ.setdefault(name.upper() + "_CACHE_DIR", os.path.join(CACHE, name))
+    kept = [name for name in LOCKS if is_current("place", name)]  # the locks agree on all versions
     if is_current("place"):
         say(f"updating .venv from {lock}")
         write_stamp({})
@@ -196,7 +202,7 @@ def install(lock: str) -> None:
     run(*command, "--only-binary", ":all:", "--require-hashes", "-r", os.path.join(ROOT, lock))
     run(*command, "--no-deps", "--no-build-isolation", "--no-index", "-e", ROOT)
     wanted = expected_stamp()
-    write_stamp({key: wanted[key] for key in ["place", *LOCKS[: LOCKS.index(lock) + 1]]})
+    write_stamp({key: wanted[key] for key in ["place", lock, *LOCKS[lock], *kept]})
     for name in ("uv", "pip"):
         shutil.rmtree(os.path.join(CACHE, name), ignore_errors=True)
     version = run(YARD, "--version")

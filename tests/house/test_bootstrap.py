@@ -63,7 +63,8 @@ class Checkout:
         user = wheel(self.index, "library", "#!python\n")[1]
         self.lock.write_text(user)
         development = wheel(self.index, "uv", f'#!/bin/sh\nexec {UV} "$@"\n')[1]
-        (self.root / "requirements-dev.lock").write_text(user + development)
+        for name in ("requirements-dev.lock", "requirements-track.lock"):
+            (self.root / name).write_text(user + development)
         yard = wheel(machine / "built", "yard", YARD)[0]
         (self.root / "backend.py").write_text(BACKEND.format(yard, yard.name))
         (self.root / "pyproject.toml").write_text(PYPROJECT)
@@ -137,6 +138,8 @@ def test_each_lock_is_installed_once_and_nothing_is_removed(checkout: Checkout) 
     assert "updating .venv from requirements.lock" in checkout.set_up()[1]
     assert tool.exists()
     assert "updating .venv from requirements-dev.lock" in checkout.set_up("requirements-dev.lock")[1]
+    assert "updating .venv from requirements-track.lock" in checkout.set_up("requirements-track.lock")[1]
+    assert "up to date" in checkout.set_up("requirements-dev.lock")[1], "one lock does not take another away"
     assert checkout.is_whole()
 
 

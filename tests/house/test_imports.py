@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TOOLS = """cli | gitops job | prove | cluster image preflight local new stage | cells simulator | plan | workload
     | kube aws facts | core"""
 TRAINING = """pretrain finetune bert entrypoint precompile checkpoints compare agent | prove | pod | trainer | upload
-    | export | prepare sample stage | weights | data models | task | distributed | device | neuron | config checkpoint
-    | run remote"""
+    | export | prepare sample stage track | trackers | weights | data models | task | distributed | device | neuron
+    | config checkpoint | run remote"""
 LEVELS = [
     *(("tools", names) for names in TOOLS.split("|")),
     *(("training", names) for names in TRAINING.split("|")),

@@ -1,4 +1,4 @@
-"""The two locks: every package is pinned and hashed for every platform, and no index is named."""
+"""The locks: every package is pinned and hashed for every platform, and no index is named."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCKS = ["requirements.lock", "requirements-dev.lock"]
+LOCKS = ["requirements.lock", "requirements-dev.lock", "requirements-track.lock"]
 PLATFORMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")]
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
-OPTIONAL = {"torch_xla", "torchx"}  # imported only where they are installed: on Trainium, and with TorchX
+# Imported only where they are installed: on Trainium, with TorchX, and by the trackers that a run names.
+OPTIONAL = {"torch_xla", "torchx", "mlflow", "wandb", "trackio"}
 
 
 def locked(lock: str) -> list[tuple[Requirement, list[str]]]:
@@ -36,6 +37,7 @@ def direct(lock: str) -> list[Requirement]:
     extras, groups = value["project"]["optional-dependencies"], value["dependency-groups"]
     named = [*value["project"]["dependencies"], *extras["train"], *extras["image"], *groups["checkout"]]
     named += [text for text in groups["dev"] if isinstance(text, str)] if lock == LOCKS[1] else []
+    named += extras["track"] if lock == LOCKS[2] else []
     return [Requirement(text) for text in named]
 
 
@@ -56,11 +58,15 @@ def test_no_index_is_named(lock: str) -> None:
     assert not re.search(r"https?:|--(extra-)?index|--find-links|@ ", text)
 
 
-def test_the_development_lock_contains_the_other() -> None:
+@pytest.mark.parametrize("lock", LOCKS[1:])
+def test_the_other_locks_contain_that_of_users(lock: str) -> None:
     """Set-up installs one over the other, so they must agree on every pin."""
-    both = {str(requirement): hashes for requirement, hashes in locked("requirements-dev.lock")}
-    users = {str(requirement): hashes for requirement, hashes in locked("requirements.lock")}
-    assert users.items() < both.items()
+    both, users = (
+        {f"{requirement.name}{requirement.specifier}": hashes for requirement, hashes in locked(name)}
+        for name in (lock, "requirements.lock")
+    )
+    assert [name for name, hashes in users.items() if both.get(name) != hashes] == []
+    assert len(users) < len(both)
     assert not {"pytest", "ruff", "mypy", "moto"} & {requirement.split("==")[0] for requirement in users}
 
 

@@ -89,7 +89,13 @@ def test_every_target_expands(target: str) -> None:
     assert shown.stdout.strip()
     help_text = make().stdout
     ours = f"  {target} " in help_text[help_text.index("Work on trainyard") :]
-    lock = "requirements-dev.lock" if ours else "requirements.lock"
+    lock = (
+        "requirements-track.lock"
+        if target == "setup-track"
+        else "requirements-dev.lock"
+        if ours
+        else "requirements.lock"
+    )
     assert (f"tools/bootstrap.py {lock} " in shown.stdout) == (target not in BARE)
 
 

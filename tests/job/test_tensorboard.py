@@ -97,6 +97,9 @@ def test_runs_of_this_machine_have_their_own_names(tmp_path: Path, yard: Yard) -
         }
         with urllib.request.urlopen(f"{url}/data/environment", timeout=30) as answer:
             assert json.load(answer)["data_location"] == directory
+    (tmp_path / "after/profile").mkdir()
+    (tmp_path / "after/profile/rank-00000.json.gz").write_bytes(b"")
+    assert tensorboard.traces(runs) == [tmp_path / "after/profile/rank-00000.json.gz"]
     same = [str(runs[0]), str(tmp_path / "other/before")]
     assert "two runs are called before" in yard.err("tensorboard", *same, code=2)
     assert "none is a run on this machine" in yard.err("tensorboard", "one", "two", code=2)

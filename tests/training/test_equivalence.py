@@ -75,7 +75,7 @@ def test_control_another_seed_is_another_curve(
 
 
 def test_the_curve_falls_and_every_step_has_its_line(texts: Texts, data_root: Path, tmp_path: Path) -> None:
-    done = run(texts, (), tmp_path, data_root)
+    done = run(texts, ("sample.prompts=[abc]", "sample.max_new_tokens=4"), tmp_path, data_root)
     lines = records(done)
     assert [line["step"] for line in lines] == list(range(1, 21))
     assert lines[-1]["loss"] < lines[0]["loss"] - 0.5
@@ -86,5 +86,11 @@ def test_the_curve_falls_and_every_step_has_its_line(texts: Texts, data_root: Pa
     events = EventAccumulator(str(done.tensorboard)).Reload()
     assert [one.step for one in events.Scalars("loss/train")] == list(range(1, 21))
     assert events.Scalars("loss/heldout")[-1].step == 20
-    assert "run/text_summary" in events.Tags()["tensors"], "the configuration"
-    assert "custom_scalars__config__" in events.Tags()["tensors"], "one chart has both losses"
+    tensors_of = events.Tags()["tensors"]
+    assert {"run/text_summary", "custom_scalars__config__"} <= set(tensors_of), "settings, and a chart of both losses"
+    settings = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert b"train.learning_rate" in settings
+    assert {"_hparams_/experiment", "_hparams_/session_end_info"} <= set(events.summary_metadata)
+    assert "in nats" in events.SummaryMetadata("loss/heldout").summary_description
+    (sample,) = events.Tensors("samples/0/text_summary")
+    assert (sample.step, b"abc" in sample.tensor_proto.string_val[0]) == (20, True)

@@ -62,7 +62,9 @@ def local(name: str) -> list[Path] | None:
         if is_run(one):
             return [one]
     if path == repo.local() / "runs" or (path.is_dir() and not is_kustomization(path)):
-        return sorted(one for one in path.glob("*") if is_run(one) and not one.name.startswith("."))
+        found = sorted(one for one in path.glob("*") if is_run(one) and not one.name.startswith("."))
+        if found or path.parts[:1] != (name,):
+            return found
     if path.is_absolute() or name.startswith((".", "~")):
         raise UserError(f"{name}: no such directory", "a run directory is local/runs/NAME")
     return None

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import socket
 import subprocess
@@ -26,6 +27,7 @@ PORT = 6006
 READY_SECONDS = 180.0  # until it is Ready: an image may have to be pulled
 FORWARD_SECONDS = 60.0  # until it answers through the port-forward
 EVERY = 1.0
+MOST_TRACES = 20
 LARGEST_ANSWER = 2**20  # bytes
 ADDRESS = "127.0.0.1"  # never another address: TensorBoard has no login
 HTTPS = 8443  # the proxy's port, in images/tensorboard/proxy.conf
@@ -102,6 +104,12 @@ def forwarded(kubectl: Kubectl, port: int, say: Say) -> Iterator[tuple[str, str]
     words = kubectl.words("port-forward", f"--address={ADDRESS}", f"service/{NAME}", f"{port}:{PORT}")
     with _answering(words, port, say) as answer:
         yield answer
+
+
+def traces(runs: Sequence[Path]) -> list[Path]:
+    """Return the traces that the profiler has written in run directories, one for each rank; at most MOST_TRACES."""
+    found = (path for run in runs for path in sorted((run / "profile").glob("rank-*.json.gz")))
+    return list(itertools.islice(found, MOST_TRACES))
 
 
 @contextlib.contextmanager

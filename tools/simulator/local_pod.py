@@ -5,7 +5,8 @@ the kubelet resolves them. Nothing of the user's shell is in it but this documen
 cluster the image and the node give:
 
 - PATH, with the directory of the running Python first; LANG, LC_ALL, LD_LIBRARY_PATH where they are set;
-- TRAINYARD_SIGNING_KEY_FILE where it is set, as a cluster mounts the Secret `trainyard-signing`;
+- TRAINYARD_SIGNING_KEY_FILE and TRAINYARD_TRACK_SECRETS where they are set, as a cluster mounts the Secrets
+  `trainyard-signing` and `trackers`;
 - HOME and TMPDIR: the pod's own directory, unless the pod mounts /tmp or sets HOME;
 - HOSTNAME: the pod's name, which the container runtime sets;
 - CUDA_VISIBLE_DEVICES: what a device plugin would do. A pod that asks for `nvidia.com/gpu` gets that many of
@@ -36,10 +37,11 @@ from tools.kube.manifests import Manifests
 from tools.kube.quantity import quantity
 from tools.simulator import environment, volumes
 from tools.workload.pod import Pod
-from training.run import progress, signing
+from training.run import progress, secret_files, signing
 
 ADDRESS = environment.MACHINE
 FROM_THE_MACHINE = ("LANG", "LC_ALL", "LD_LIBRARY_PATH")
+MOUNTED = (signing.KEY_FILE, secret_files.DIRECTORY)  # of the user's own, in place of mounted Secrets
 ADDRESS_VARIABLE = re.compile(r".*(ADDR|ENDPOINT|HOST)")
 GUARD = Path(__file__).resolve().parents[2] / "training" / "guard"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -152,7 +154,7 @@ def _minimum(pod: Pod, mounts: volumes.Volumes, directory: Path, user: Mapping[s
     return {
         "PATH": user.get("PATH", os.defpath),
         **{name: user[name] for name in FROM_THE_MACHINE if name in user},
-        **({signing.KEY_FILE: os.path.abspath(user[signing.KEY_FILE])} if user.get(signing.KEY_FILE) else {}),
+        **{name: os.path.abspath(user[name]) for name in MOUNTED if user.get(name)},
         "HOME": str(directory),
         "TMPDIR": str(temporary),
         "HOSTNAME": pod.name,

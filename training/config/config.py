@@ -13,6 +13,7 @@ from training.config.data import Data, Masking
 from training.config.families import OUTSIDE
 from training.config.model import Lora, Model
 from training.config.run import Checkpoint, Device, Parallel, Upload
+from training.config.track import Track
 from training.config.train import Sample, Train
 
 PRETRAIN, FINETUNE, BERT = "training.pretrain", "training.finetune", "training.bert"
@@ -55,6 +56,9 @@ class Config(Section):
 
     upload: Upload | None = None
     """The destination of the finished model; without this section it stays in the run directory."""
+
+    track: Track | None = None
+    """Trackers that get the run's metrics; without this section they stay in the run directory."""
 
     @model_validator(mode="after")
     def _micro_batch(self) -> Self:

@@ -41,6 +41,7 @@ OWNER: dict[str, str] = {
     "parallel": "cell",
     "checkpoint": "cell",
     "upload": "cell",
+    "track": "cell",
 }
 
 

@@ -37,6 +37,7 @@ class RunDir:
         )  # ledger of data that nothing was learned of, by train.on_nan and on_spike
         self.end = self.path / "end.json"
         self.report = self.path / "report.json"
+        self.track = self.path / "track"  # what each tracker has of this run
         self.data = self.path / "data"  # datasets that were not prepared for all runs
 
     @property

@@ -37,6 +37,7 @@ from training.run import failure, heartbeat
 from training.run.commit import commit
 from training.run.directory import RunDir, read_json, write_json
 from training.task import Feed, Task
+from training.trackers.processes import Trackers, check_packages
 from training.trainer import state
 from training.trainer.compile_cache import CompileCache, leave_headers, quote_paths
 from training.trainer.guard import Guard
@@ -82,6 +83,7 @@ class Watched:
 def train(task: Task, config: Config, directory: RunDir, data_root: Path, attempt: Attempt) -> None:
     """Run the whole training on this rank, from joining the job to the report."""
     config.require_task(task.module)
+    check_packages(config.track)
     device = resolve(config)
     ranks = join(device, COLLECTIVE_TIMEOUT, config.parallel.tensor)
     _log_to(directory, ranks)
@@ -135,25 +137,31 @@ def _train(run: Run, attempt: Attempt) -> None:
     if device.extracts_graphs:
         _show_graphs(run, now, metrics, attempt, guard)
         return
-    cache = CompileCache(directory, device.name())
+    replicas, saver = Replicas(config, parallel, device), Saver(store, run.meta, beside=beside)
+    with Trackers(directory, config.track if ranks.first else None, log.info):
+        _to_the_end(run, now, Watched(guard, replicas, store, saver, metrics), attempt)
+    _upload(run, now.step)
+
+
+def _to_the_end(run: Run, now: TrainState, watched: Watched, attempt: Attempt) -> None:
+    """Compile, take the steps that are left, and write the report."""
+    device, metrics = run.device, watched.metrics
+    cache = CompileCache(run.directory, device.name())
     if device.compile:
         quote_paths()
     if not _compiled_before(run, cache) or now.step == 0:
         _compile_once(run, now)
-    if now.step == 0 and config.model.weights is not None:
+    if now.step == 0 and run.config.model.weights is not None:
         _evaluate(run, now, metrics)  # the base's loss, before training
-    replicas = Replicas(config, parallel, device)
-    saver = Saver(store, run.meta, beside=beside)
     try:
-        _loop(run, now, Watched(guard, replicas, store, saver, metrics), attempt, cache)
+        _loop(run, now, watched, attempt, cache)
     finally:
         gc.enable()
     heldout_loss = _evaluate(run, now, metrics)
-    metrics.close()
     run.feed.close()
     heartbeat.enter("sampling")
-    while_others_wait(ranks, (lambda: _report(run, now, heldout_loss)) if ranks.first else None)
-    _upload(run, now.step)
+    while_others_wait(run.ranks, (lambda: _report(run, now, heldout_loss, metrics)) if run.ranks.first else None)
+    metrics.close()
 
 
 @contextmanager
@@ -479,9 +487,10 @@ def _introduce(run: Run, now: TrainState) -> None:
     )
 
 
-def _report(run: Run, now: TrainState, heldout_loss: float) -> None:
+def _report(run: Run, now: TrainState, heldout_loss: float, metrics: Metrics) -> None:
     """Sample from the committed checkpoint and write report.json (rank 0)."""
     config, directory, reference = run.config, run.directory, run.feed.reference
+    samples = run.task.samples(config, directory)
     report = {
         "step": now.step,
         "steps": config.train.steps,
@@ -490,10 +499,11 @@ def _report(run: Run, now: TrainState, heldout_loss: float) -> None:
         **reference,
         **summary(directory),
         "tokens": now.tokens,
-        "samples": run.task.samples(config, directory),
+        "samples": samples,
         "checkpoint": f"checkpoints/{step_name(now.step)}",
     }
     write_json(directory.report, report)
+    metrics.conclude(now.step, samples)
     known = "".join(f", {name} {value:.3f}" for name, value in reference.items())
     log.info(f"finished at step {now.step}: held-out loss {heldout_loss:.3f}{known}")
 

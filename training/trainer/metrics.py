@@ -1,4 +1,4 @@
-"""A run's metrics: one JSON line per step, TensorBoard events, and at times a line for a person.
+"""A run's metrics: one JSON line per step, TensorBoard's events, and at times a line for a person.
 
 Values stay on the device until `flush`, which waits for the device once per `log_every` steps.
 """
@@ -11,26 +11,23 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeGuard
+from typing import Any, TextIO, TypeGuard
 
 import torch
 
 from training.device import Device
 from training.distributed.ranks import Ranks
-from training.run.directory import LONGEST_JSON, RunDir
+from training.run.directory import RunDir
 from training.run.failure import LossError
 from training.run.files import read_bounded
 from training.run.progress import line_seconds
 from training.run.trainer_status import TrainerStatus
+from training.trainer.events import HELDOUT_LOSS, TRAIN_LOSS, Events
 from training.trainer.stragglers import Stragglers, Times, Work
 
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
-
-TRAIN_LOSS, HELDOUT_LOSS = "loss/train", "loss/heldout"  # TensorBoard shows them on one chart: "custom scalars"
 _LARGEST_LOG = 1 << 30  # bytes of metrics.jsonl: a million steps have a third of it
 
 
@@ -74,23 +71,16 @@ class Metrics:
         self._said_at, self._line_seconds = 0.0, line_seconds()
         self._run, self._status = run, TrainerStatus(say)
         self._file: TextIO | None = None
-        self._events: SummaryWriter | None = None
+        self._events: Events | None = None
         if ranks.first:
             self._open(resumed_at)
 
     def _open(self, resumed_at: int) -> None:
         """Open the files, without the steps after `resumed_at`, which will be done again."""
-        from torch.utils.tensorboard import SummaryWriter  # takes 0.3 s, which the other ranks save
-
-        run = self._run
-        _drop_after(run.metrics, resumed_at)
-        _drop_after(run.heldout, resumed_at)
-        self._file = run.metrics.open("a", encoding="utf-8")
-        self._events = SummaryWriter(str(run.tensorboard), purge_step=resumed_at + 1 if resumed_at else None)
-        self._events.add_custom_scalars({"loss": {"loss": ["Multiline", [TRAIN_LOSS, HELDOUT_LOSS]]}})
-        if resumed_at == 0 and run.run.exists():
-            text = read_bounded(run.run, LONGEST_JSON).decode("utf-8", "replace")
-            self._events.add_text("run", f"~~~json\n{text}\n~~~", 0)
+        _drop_after(self._run.metrics, resumed_at)
+        _drop_after(self._run.heldout, resumed_at)
+        self._file = self._run.metrics.open("a", encoding="utf-8")
+        self._events = Events(self._run, resumed_at)
 
     def rewind(self, step: int) -> None:
         """Forget all steps after `step`, those that were not written yet among them."""
@@ -176,11 +166,9 @@ class Metrics:
         self._recent = [*self._recent[-49:], record]
         if self._file and self._events:
             self._file.write(json.dumps(record) + "\n")
-            self._events.add_scalar(TRAIN_LOSS, record["loss"], pending.step)
-            shown = ("lr", "grad_norm", "tokens_per_s", "mfu", "memory_gib", "step_s")
-            for key in (*shown, *self._parts(means)):
-                if record[key] is not None:
-                    self._events.add_scalar(f"train/{key}", record[key], pending.step)
+            shown = ("lr", "grad_norm", "tokens_per_s", "mfu", "memory_gib", "step_s", *self._parts(means))
+            curves = {TRAIN_LOSS: record["loss"], **{f"train/{key}": record[key] for key in shown}}
+            self._events.scalars(pending.step, curves)
         self._watch(pending.step, sum(means), grad_norm)
         last = pending.step == self._steps
         if last or time.monotonic() - self._said_at >= self._line_seconds:
@@ -223,7 +211,12 @@ class Metrics:
         if self._events:
             with self._run.heldout.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, "loss": loss, "time": time.time()}) + "\n")
-            self._events.add_scalar(HELDOUT_LOSS, loss, step)
+            self._events.scalars(step, {HELDOUT_LOSS: loss})
+
+    def conclude(self, step: int, samples: Iterable[Mapping[str, str]]) -> None:
+        """Add what belongs to a complete run: its samples."""
+        if self._events:
+            self._events.conclude(step, samples)
 
     def close(self) -> None:
         self._status.close()

@@ -217,7 +217,7 @@ MAY_CHANGE = ("train.steps", "train.learning_rate", "train.min_learning_rate_rat
               "train.schedule", "train.schedule_power",
               "train.weight_decay", "train.gradient_clip", "train.eval_every", "train.eval_sequences",
               "train.on_nan", "train.on_spike",
-              "sample", "device", "parallel", "checkpoint", "upload", "data.source")  # fmt: skip
+              "sample", "device", "parallel", "checkpoint", "upload", "track", "data.source")  # fmt: skip
 
 
 def check_same_run(first: dict[str, Any], config: Config, dataset: str, first_dataset: str, where: str) -> list[str]:

@@ -24,8 +24,12 @@ def command(
 ) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends what serves too
     if local := [path for name in names for path in runs.local(name) or []]:
+        traces = tensorboard.traces(local)
+        for path in traces:
+            output.note(f"profiler trace: {path}, for https://ui.perfetto.dev")
         with tensorboard.on_this_machine(local, port, output.note) as answer:
-            _serve(answer, {"runs": [path.name for path in local]}, "Ctrl-C ends it", as_json)
+            shown = {"runs": [path.name for path in local], "traces": [str(path) for path in traces]}
+            _serve(answer, shown, "Ctrl-C ends it", as_json)
         return
     if len(names) > 1:
         raise UserError(

@@ -3,6 +3,7 @@
 import functools
 import re
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from tools.cells.memory import room_on
 from tools.cells.published import Published
@@ -11,21 +12,24 @@ from tools.core.tables import load
 from tools.core.verdict import Verdict, bad, doubtful, good, unclear
 from tools.facts.gated import GATED
 from tools.facts.instances import NEURON, NVIDIA
+from tools.kube import network_policy
 from tools.kube.manifests import Object
 from tools.plan.memory import Room, estimate
 from tools.preflight.rule import Place, rule
+from tools.preflight.rules.security import labels_of
 from tools.preflight.rules.storage import mount_of, save_seconds
-from tools.preflight.subject import Subject, Template
+from tools.preflight.subject import Subject, Template, known_kind
 from tools.simulator import wiring
 from tools.simulator.command_line import literals, words
 from tools.simulator.volumes import source_name, sources
-from training.config import DATA, FILES, Config, ConfigError, load_texts
+from training.config import DATA, FILES, Config, ConfigError, Track, load_texts
 from training.models.counting import trainable_parameters
 from training.models.published import differences
 
 TOKEN_NAMES: list[str] = load("preflight/words.yaml")["token variables"]
 # Keys of model.yaml that can name a model on the hub.
 MODEL_KEY = re.compile(r"(?m)^[ \t]*+(?:weights|tokenizer|source):\s*+([^#\s]+)")
+WANDB_KEY = "wandb-api-key"  # a file of training/run/secret_files.py
 OWN_IMAGE = re.compile(r"(?:^|/)trainer-(?:cpu|cuda|neuron)[:@]")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 BYTES_SAVED = 12  # per parameter: an fp32 weight and two moments
@@ -162,6 +166,50 @@ def save_time(subject: Subject) -> Iterator[Verdict]:
         else:
             remedy = f"PET_SHUTDOWN_TIMEOUT and the grace period well above {need:,.0f} s, or more nodes"
             yield bad(place, f"a checkpoint takes at least {need:,.0f} s, but {given} s are available", remedy)
+
+
+@rule("track")
+def track(subject: Subject) -> Iterator[Verdict]:
+    for template, texts in _configured(subject):
+        loaded = _loaded(texts)
+        wanted = None if isinstance(loaded, ConfigError) else loaded.track
+        if wanted is None:
+            continue
+        place = Place(template.object, "cell.yaml: track", ", ".join(wanted.trackers))
+        found = [*_without_key(template, wanted), *_out_of_reach(subject, template, wanted)]
+        for summary, remedy in found:
+            yield bad(place, summary, remedy)
+        if not found:
+            yield good(place, "the pods reach the trackers, and have the key that Weights & Biases needs")
+
+
+def _without_key(template: Template, wanted: Track) -> Iterator[tuple[str, str]]:
+    """Yield what the pods lack for Weights & Biases, and the remedy. MLflow may need no secret."""
+    variables = {entry["name"] for entry in template.trainer()[1].get("env") or []}
+    refs = (ref for volume in template.volumes().values() for kind, ref in sources(volume) if kind == "Secret")
+    mounted = {item.get("path") for ref in refs for item in ref.get("items") or []}
+    online = wanted.wandb is not None and wanted.wandb.mode == "online"
+    if online and WANDB_KEY not in mounted and "WANDB_API_KEY" not in variables:
+        remedy = (
+            f"mount the key {WANDB_KEY} of the Secret trackers, as base/pytorchjob does, or track.wandb.mode: offline"
+        )
+        yield "the pods have no key for Weights & Biases", remedy
+
+
+def _out_of_reach(subject: Subject, template: Template, wanted: Track) -> Iterator[tuple[str, str]]:
+    """Yield the servers whose port no NetworkPolicy of the manifest lets the pods reach, and the remedy."""
+    servers = [wanted.mlflow.uri if wanted.mlflow else "", wanted.wandb.server if wanted.wandb else ""]
+    labels = labels_of(subject, template)
+    there = [
+        item
+        for item in subject.named("NetworkPolicy", template.namespace).values()
+        if known_kind(item) == "NetworkPolicy" and network_policy.applies(item, "Egress", labels)
+    ]
+    for url in map(urlsplit, filter(None, servers)):
+        port = url.port or {"http": 80, "https": 443}.get(url.scheme)
+        if port and there and not any(network_policy.admits(one, "Egress", {}, range(port, port + 1)) for one in there):
+            remedy = f"a NetworkPolicy with egress to port {port}, or the server behind port 443"
+            yield f"the NetworkPolicies of the job do not let its pods reach port {port} of {url.hostname}", remedy
 
 
 @rule("gated-model")

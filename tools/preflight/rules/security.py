@@ -198,7 +198,7 @@ def exposed(subject: Subject) -> Iterator[Verdict]:
 @rule("network-policy", each="training")
 def network_policy_rule(subject: Subject, template: Template) -> Iterator[Verdict]:
     if template.nodes > 1:
-        labels = _labels(subject, template)
+        labels = labels_of(subject, template)
         there = [
             item
             for item in subject.named("NetworkPolicy", template.namespace).values()
@@ -241,7 +241,7 @@ def _unfenced(template: Template, labels: dict[str, str], there: list[Object]) -
             yield doubtful(Place(title(policy), "spec.ingress"), summary, remedy)
 
 
-def _labels(subject: Subject, template: Template) -> dict[str, str]:
+def labels_of(subject: Subject, template: Template) -> dict[str, str]:
     """Return the labels that the pods of a template share, with those that the controller adds."""
     job = subject.job_of(template)
     pods = [pod for pod in job.pods if pod.role == template.role.lower()] if job else []
