@@ -153,10 +153,12 @@ def test_more_processes_share_the_states() -> None:
     assert term(one, "activations") == term(four, "activations")
 
 
-def test_accumulation_keeps_whole_gradients_of_a_sharded_model_only() -> None:
+def test_accumulation_keeps_whole_gradients_beside_shards_and_buckets() -> None:
     count = parameters(config().model)
-    assert term(memory.estimate(config(batch=32), 1, CARD), "accumulated gradients").nbytes == 4 * count
-    for other in (config(batch=8), config(batch=32, sharding="ddp")):
+    for sharding in ("fsdp", "ddp"):
+        need = memory.estimate(config(batch=32, sharding=sharding), 1, CARD)
+        assert term(need, "accumulated gradients").nbytes == 4 * count
+    for other in (config(batch=8), config(batch=8, sharding="ddp")):
         names = [one.name for one in memory.estimate(other, 1, CARD).terms]
         assert "accumulated gradients" not in names
 

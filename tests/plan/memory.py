@@ -53,8 +53,8 @@ class Case:
     def estimate(self) -> Estimate:
         room = Room(self.per_node, 3 * GIB, "process")
         layout = Layout.of(self.config, self.ranks // self.per_node, self.per_node)
-        if self.fake:  # as on a card: a kernel without a mask
-            layout = replace(layout, attention="flash2")
+        if self.fake:  # as on a card: a kernel without a mask; all states are tensors of the same device
+            layout = replace(layout, attention="flash2", on_cpu=False, offload=False)
         return of_layout(Shape.of(self.config), layout, room)
 
     @property

@@ -171,6 +171,9 @@ class Layout:
     chunk: int = 0  # tokens whose logits exist at once; 0: all
     masked: int = 0  # words of a sequence that are predicted, in BERT; 0: all
     offload: bool = False  # weights and the optimizer's state stay on the host
+    wrapped: bool = False  # whether FSDP holds the model although no rank shares it
+    on_cpu: bool = False  # whether host and device are the same memory
+    dropout: bool = False  # of attention
 
     @classmethod
     def of(cls, config: Config, nodes: int, per_node: int) -> Self:
@@ -189,20 +192,27 @@ class Layout:
             tensor=keys["tensor"], sequence=False,
             gathers=1 if (small if reshard == "auto" else not reshard) else 2, sync_each=not small,
             recompute=keys["activation_checkpointing"], kernels="eager" if device.compile == "off" else "compiled",
-            logit=12 if device.compile == "off" else 8 if device.precision == "fp32" else 4,
+            logit=12 if device.compile == "off" else 4,
             attention="eager" if plain else "sdpa" if device.type == "cpu" else "flash2",
             precision="fp32" if device.precision == "fp32" else "bf16",
             reduced=HALF if keys["reduce_precision"] == "bf16" else FULL,
             moments=2 * (HALF if config.train.moment_precision == "bf16" else FULL),
             chunk=0 if config.model.bert else chunk_size(
-                config.parallel.micro_batch_size * config.sequence_length, config.model.vocab_size, device.type == "cpu"
+                config.parallel.micro_batch_size * config.sequence_length, config.model.vocab_size, keys["tensor"],
+                device.type == "cpu",
             ),
-            offload=keys["offload"] == "cpu",
+            offload=keys["offload"] == "cpu", wrapped=sharded, on_cpu=device.type == "cpu",
+            dropout=config.model.attention_dropout > 0,
             masked=config.masking.most if config.masking else 0,
             trained=None if lora is None else counting.trainable_parameters(config.model, lora),
             rank=lora.rank if lora else 0,
             targets=sum(sum(shapes[name]) for name in lora.target_modules) if lora else 0,
         )  # fmt: skip
+
+    @property
+    def sharded(self) -> bool:
+        """Whether FSDP holds the model; else every rank holds all of it."""
+        return self.wrapped or self.shard > 1
 
     @property
     def tokens(self) -> int:
@@ -234,12 +244,15 @@ class Layout:
         return self.tensor * self.pipeline
 
 
-def chunk_size(tokens: int, words: int, on_a_cpu: bool) -> int:
-    """Return the tokens of a chunk of the loss, as training/models/head.py chooses them; 0 for all of them."""
-    most = max(1, LOGITS_OF_A_CHUNK[on_a_cpu] // words)
+def chunk_size(tokens: int, words: int, tensor: int, on_a_cpu: bool) -> int:
+    """Return the tokens of a chunk of the loss, as training/models/head.py chooses them; 0 if there are no chunks.
+
+    Ranks that share the words always take the way of chunks, be it one.
+    """
+    most = max(1, LOGITS_OF_A_CHUNK[on_a_cpu] // (words // tensor))
     even = divisor_near(tokens, most)
     size = even if 2 * even >= min(most, tokens) else most
-    return 0 if size >= tokens else size
+    return size if size < tokens else tokens if tensor > 1 else 0
 
 
 @dataclass(frozen=True)

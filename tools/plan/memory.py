@@ -91,15 +91,17 @@ def of_layout(shape: Shape, layout: Layout, room: Room) -> Estimate:
     # A shard's gradients exist from the first exchange on; those of a replica stay in their buckets. On a card they
     # are made in the stream of the exchange, whose memory the allocator does not give to the others.
     on_card = room.what in CARDS
-    early = on_card or (layout.shard == 1 and layout.gpus > 1) or (layout.sync_each and layout.accumulation > 1)
+    several = layout.accumulation > 1
+    early = on_card or (several and layout.sync_each) or (not layout.sharded and (several or layout.gpus > 1))
+    away = layout.offload and not layout.on_cpu
     gradients, gathered = need.gradients(), need.copies()
-    steady = [need.weights(), need.optimizer(), *([gradients] if early else [])] if not layout.offload else []
-    forward = [gathered, need.accumulated(), need.activations()]
+    steady = [need.weights(), need.optimizer(), *([gradients] if early else [])] if not away else []
+    forward = [gathered, need.accumulated(), need.activations(), need.positions()]
     head = need.head_gradient()
     loss = [*forward, need.last_norm(), need.logits()]
     loss += [head] if layout.kernels == "compiled" and not layout.chunk else []
-    backward = [*forward, head, need.block(), need.sent()]
-    exchange = [need.exchange(), *([] if early or layout.offload else [need.gradients(blocks=True)])]
+    backward = [need.copies(backward=True), *forward[1:], need.head_gradient(early), need.block(), need.sent()]
+    exchange = [need.exchange(), *([] if early or away else [need.gradients(blocks=True)])]
     moments = loss, backward, exchange
     return Estimate(_some([*steady, headroom(room)]), tuple(map(_some, moments)), room)
 
@@ -170,8 +172,9 @@ class _Need:
 
     def weights(self) -> Term:
         layout = self.layout
-        nbytes = self._held(self.trained, layout.weight, layout.shard) + self._held(self.frozen, HALF, layout.shard)
-        base = f" + {_billions(self.frozen)} frozen x {HALF} B" if self.frozen else ""
+        nbytes = self._held(self.trained, layout.weight, layout.shard)
+        nbytes += self._held(self.frozen, self.width, layout.shard)
+        base = f" + {_billions(self.frozen)} frozen x {self.width} B" if self.frozen else ""
         how = f"({_billions(self.trained)} x {layout.weight} B{base}) / {self._divided(layout.shard)}"
         return Term("weights", nbytes, how)
 
@@ -189,25 +192,28 @@ class _Need:
         )
         return Term("optimizer", self._held(self.trained, layout.moments, layout.state_ranks), how)
 
-    def copies(self) -> Term:
+    def copies(self, backward: bool = False) -> Term:
         """Whole weights in bf16: FSDP's gathered groups, or what autocast keeps of a replicated model."""
         shape, layout = self.shape, self.layout
         ranks = layout.model_ranks
-        if layout.shard == 1:
-            count = 0 if layout.precision == "fp32" else self.trained
+        if not layout.sharded:
+            again = layout.recompute in ("full", "selective") and layout.trained is None
+            count = 0 if self.whole else shape.outer + shape.block if again else self.trained
             return Term("bf16 copies", HALF * count // ranks, f"{_billions(count)} x {HALF} B, kept by autocast")
         if layout.gathers == 1:
-            count = (self.total - self._table + shape.block) // ranks + self._table
-            how = f"{_billions(count)} kept, one block twice, x {self.width} B, gathered"
+            twice = 0 if backward else shape.block  # what the last exchange received
+            count = (self.total - self._table + twice) // ranks + self._table
+            how = f"{_billions(count)} kept{', one block twice,' if twice else ''} x {self.width} B, gathered"
             return Term("gathered weights", self.width * count, how)
         outer, block = self._outer, shape.block // layout.tensor
         how = f"({_billions(outer)} outside the blocks + {GATHERED} blocks of {_billions(block)}) x {self.width} B"
         return Term("gathered weights", self.width * (outer + GATHERED * block), how)
 
     def accumulated(self) -> Term:
-        """FSDP2 without exchange between micro batches keeps whole gradients, in the exchange's precision."""
+        """Whole gradients between micro batches without an exchange: beside FSDP2's shards, or beside DDP's buckets."""
         layout = self.layout
-        if layout.shard == 1 or layout.accumulation == 1 or layout.sync_each:
+        alone = not layout.sharded and layout.gpus == 1
+        if layout.accumulation == 1 or alone or (layout.sharded and layout.sync_each):
             return Term("accumulated gradients", 0, "one micro batch a step")
         how = f"{_billions(self.trained)} x {FULL} B, whole until the last of {layout.accumulation} micro batches"
         return Term("accumulated gradients", FULL * self.trained // layout.model_ranks, how)
@@ -218,7 +224,10 @@ class _Need:
         stream, how = self._stream(), self.layout.recompute
         if how == "selective":
             return self._selected()
-        return 0 if how == "offload" else stream + int(_kept_share(how) * (self._whole() - stream))
+        if how == "offload":  # each product and norm keeps a copy of its own
+            copies = (4 * self.width + 2 * FULL) * self.shape.hidden
+            return self._whole() + copies if self.layout.on_cpu else 0
+        return stream + int(_kept_share(how) * (self._whole() - stream))
 
     def activations(self) -> Term:
         """What all blocks keep for their backward pass."""
@@ -226,20 +235,27 @@ class _Need:
         how = f"{layout.tokens:,} tokens x {layers} layers x {self._each:,} B"
         return Term("activations", layout.tokens * layers * self._each, how)
 
+    def positions(self) -> Term:
+        """What all blocks share: sines and cosines of the positions, identifiers, and a mask for torch's own kernel."""
+        shape, layout = self.shape, self.layout
+        mask = {"sdpa": layout.length, "eager": (1 + FULL) * layout.length}.get(layout.attention, 0)
+        each = (mask + 2 * FULL * shape.queries // shape.heads + 32) * shape.causal
+        return Term("positions and masks", layout.tokens * each, f"{layout.tokens:,} tokens x {each:,} B")
+
     def block(self) -> Term:
         """The block whose backward pass runs: what is computed again, and the gradients of its MLP's values."""
         layout, shape, whole = self.layout, self.shape, self._whole()
         inner = self.width * shape.chosen * shape.inner // layout.tensor
         kept = self._selected() - self._stream() - self.width * shape.hidden // layout.tensor
         known = {"none": 0, "selective": whole - kept, "offload": 4 * inner}
-        again, moved = known.get(layout.recompute, whole), 2 * inner
+        again, moved = known.get(layout.recompute, whole - self._each + self._stream()), 2 * inner
         how = f"{layout.tokens:,} tokens x ({again:,} B computed again or fetched + {moved:,} B of gradients)"
         return Term("backward pass of a block", layout.tokens * (again + moved), how)
 
     def last_norm(self) -> Term:
         """What the norm before the head keeps, its input in fp32 and the normalised values; in BERT the embeddings'."""
         each = FULL + self.width if self.shape.causal else 3 * FULL
-        width = each * self.shape.hidden * (self.layout.recompute != "offload")
+        width = each * self.shape.hidden * (self.layout.recompute != "offload" or self.layout.on_cpu)
         how = f"{self.layout.tokens:,} tokens x {width:,} B"
         return Term("last norm", self.layout.tokens * width, how)
 
@@ -257,17 +273,19 @@ class _Need:
         how = f"a chunk of {layout.chunk:,} tokens x {words:,}, the gradients of the head and of its inputs"
         return Term("logits", nbytes, how)
 
-    def head_gradient(self) -> Term:
-        """What the loss leaves behind for the backward pass."""
-        layout, hidden = self.layout, self.shape.hidden
+    def head_gradient(self, early: bool | None = None) -> Term:
+        """The gradients of the head and its inputs; later the head's alone, a replica's in fp32 or in its bucket."""
+        layout, later = self.layout, early is not None
         words = 0 if layout.trained is not None else self.shape.vocab // layout.tensor
-        how = f"({words:,} words + {layout.tokens:,} tokens) x {hidden:,} x {self.width} B"
-        return Term("gradient of the head", self.width * hidden * (words + layout.tokens), how)
+        width = self.width if layout.sharded or not later else 0 if early else FULL
+        tokens = 0 if later else layout.tokens
+        how = f"({words:,} words x {width} B + {tokens:,} tokens x {self.width} B) x {self.shape.hidden:,}"
+        return Term("gradient of the head", self.shape.hidden * (words * width + tokens * self.width), how)
 
     def exchange(self) -> Term:
         """The largest group's gradients, and in the exchange's format in the send buffer."""
         shape, layout = self.shape, self.layout
-        if layout.shard == 1:
+        if not layout.sharded:
             return Term("gradient exchange", 0, "in place")
         block = shape.block // layout.tensor
         largest = max(block, self._outer) if layout.trained is None else self.trained // shape.layers
@@ -277,19 +295,25 @@ class _Need:
         return Term("gradient exchange", width * largest, how)
 
     def sent(self) -> Term:
-        """The gradients of the block before, beyond the activations it freed, and of this one's widest product."""
+        """The gradients of the block before, beyond the activations it freed, and of this one's widest product.
+
+        The first block has those of the head's inputs instead. On a CPU gloo sums copies, of two blocks at once.
+        """
         shape, layout = self.shape, self.layout
-        if layout.shard == 1 or layout.trained is not None:
-            return Term("gradients on their way", 0, "in place")
-        before = max(0, layout.reduced * shape.block // layout.tensor - layout.tokens * self._each)
+        first = self.width * layout.tokens * shape.hidden
+        if not layout.sharded or layout.trained is not None:
+            how = f"{layout.tokens:,} tokens x {shape.hidden:,} x {self.width} B"
+            return Term("gradients on their way", first, how)
+        before = max(first, layout.reduced * shape.block // layout.tensor - layout.tokens * self._each)
         own = self.width * shape.hidden * shape.inner // layout.tensor
-        how = f"{_billions(shape.block)} x {layout.reduced} B less its activations, and {_billions(own)} B of a product"
+        own += 2 * layout.on_cpu * layout.reduced * shape.block // layout.tensor
+        how = f"{_billions(shape.block)} x {layout.reduced} B less its activations, and {_billions(own)} B beside them"
         return Term("gradients on their way", before + own, how)
 
     def _stream(self) -> int:
         """A block's input: in bf16 where FSDP casts everything, in fp32 in autocast's residual stream."""
         layout = self.layout
-        width = self.width if layout.shard > 1 or layout.weight == HALF else FULL
+        width = self.width if layout.sharded or layout.weight == HALF else FULL
         return self.shape.hidden * width // self._between
 
     @property
@@ -317,7 +341,7 @@ class _Need:
         if layout.kernels == "eager":
             # bf16: FSDP's norms keep their input in fp32; autocast gives each linear layer a copy of its input.
             # A frozen norm does not keep its normalised values.
-            norms = (4 if self.whole else 6 if layout.shard > 1 else 9) - 2 * (layout.trained is not None)
+            norms = (4 if self.whole else 6 if layout.sharded else 9) - 2 * (layout.trained is not None)
             between, values = norms * shape.hidden, 2 * (shape.queries + shape.narrow) + 4 * shape.chosen * shape.inner
         between = self.width * between // self._between
         return 2 * self._stream() + between + (self.width * values + self._scores()) // layout.tensor
@@ -327,24 +351,27 @@ class _Need:
 
         Queries, keys, values; attention's output; masks of two dropouts; what both norms read and give; the MLP's
         inner values before and after the activation. Under autocast the norms' outputs exist in fp32 and, for each
-        product that reads them, in bf16. Attention without a fused kernel keeps its scores after the softmax and after
-        dropout, and the mask.
+        product that reads them, in bf16. Attention without a fused kernel keeps its scores: after the softmax, after
+        dropout, and the mask in the scores' format. torch's own kernel on a CPU is fused unless there is dropout, which
+        it computes in fp32.
         """
         shape, layout = self.shape, self.layout
         values = (10 if self.whole else 14) * shape.hidden + 2 * shape.inner
-        plain = layout.attention in ("eager", "sdpa")
-        return self.width * values + plain * shape.heads * layout.length * (FULL + self.width + 1)
+        after = FULL + self.width if layout.dropout else 0 if self.whole else HALF
+        score = {"eager": FULL + after, "sdpa": 3 * FULL * layout.dropout}.get(layout.attention, 0)
+        inputs = 3 * (FULL - self.width) * shape.hidden * (layout.attention == "sdpa" and layout.dropout)
+        return self.width * values + inputs + score * shape.heads * layout.length
 
     def _scores(self) -> int:
-        """Attention's own: plain attention keeps its scores before and after the softmax, and again after the cast.
+        """Attention's own, with keys and values repeated for each query head.
 
-        torch's kernel with a mask keeps the mask, and keys and values repeated for each query head.
+        Plain attention keeps its scores after the softmax, in bf16 also after the cast. torch's kernel with a mask
+        keeps the mask.
         """
         shape, length = self.shape, self.layout.length
-        kinds = {
-            "eager": shape.heads * length * (FULL + FULL + HALF),
-            "sdpa": self.width * (length + 2 * (shape.queries - shape.narrow)),
-        }
+        repeated = 2 * self.width * (shape.queries - shape.narrow)
+        score = FULL if self.whole else FULL + HALF
+        kinds = {"eager": repeated + score * shape.heads * length, "sdpa": repeated + self.width * length}
         return kinds.get(self.layout.attention, 0)
 
 

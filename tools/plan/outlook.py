@@ -359,9 +359,8 @@ def on_instance(run: Run, instance: Instance, nodes: int, room: Room, **changes:
     if rest or not passes:
         raise ValueError(f"{sequences} sequences on {world} ranks")
     shape = run.shape
-    chunk = (
-        chunk_size(micro * run.layout.length, shape.vocab, on_a_cpu=not instance.accelerators) if shape.causal else 0
-    )
+    on_cpu, tokens = not instance.accelerators, micro * run.layout.length
+    chunk = chunk_size(tokens, shape.vocab, run.layout.tensor, on_cpu) if shape.causal else 0
     own = {"gpus": world, "per_node": room.processes, "accumulation": passes, "chunk": chunk}
     changes = {"shard": world, **changes, **own}
     layout = replace(run.layout, **changes)
