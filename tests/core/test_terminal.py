@@ -147,6 +147,7 @@ output.line(f"continued: {goes_on}")
 def test_a_page_is_painted_over_the_one_before_and_a_key_ends_it() -> None:
     shown = screen.python(PAGES, keys={"second": b"q"})
     assert any("first" in line for state in shown.states for line in state)
+    assert any(state[-1] == "q ends" for state in shown.states if state)
     assert not any("first" in line for line in shown.last)
     assert sum("second" in line for line in shown.last) == 1
     assert max(map(len, shown.last)) <= 80, "cells fold"
@@ -177,14 +178,17 @@ def test_help_does_not_import_rich() -> None:
     assert "Commands:" in shown.raw
 
 
-def test_ctrl_c_gives_the_cursor_back() -> None:
-    text = """
-import time
-from tools.cli import invoke
+@pytest.mark.parametrize("end", ["Ctrl-C", "SIGTERM"])
+def test_an_early_end_gives_the_cursor_back(end: str) -> None:
+    text = f"""
+import os, signal, time
 from tools.core import output
-with output.activity("working"):
+with output.attended("yard"), output.activity("working"):
+    time.sleep(1.5)
+    if {end == "SIGTERM"}:
+        os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
 """
-    shown = screen.python(text, keys={"working": b"\x03"})
-    assert shown.code != 0
+    shown = screen.python(text, keys={"working": b"\x03"} if end == "Ctrl-C" else {})
+    assert shown.code == (143 if end == "SIGTERM" else -2)
     assert "\x1b[?25h" in shown.raw.rpartition("\x1b[?25l")[2]

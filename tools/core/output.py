@@ -16,6 +16,7 @@ import os
 import re
 import select
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -277,7 +278,8 @@ class Activity:
         with _lock:
             self.hide()
             _stack[:] = [one for one in _stack if one is not self]
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _watch(self) -> None:
         while not self._over.wait(TICK):
@@ -348,8 +350,8 @@ def activity(title: str, **options: Any) -> Iterator[Activity]:
     Without a terminal one line appears in `every` seconds, and also when nothing else was printed for a while.
     """
     made = Activity(title, **options)
-    made._start()
     try:
+        made._start()
         yield made
     finally:
         made._end()
@@ -362,11 +364,13 @@ def attended(title: str) -> Iterator[None]:
         yield
         return
     made = Activity(title, patience=PATIENCE)
-    made._start()
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the cursor comes back then too
     try:
+        made._start()
         yield
     finally:
         made._end()
+        signal.signal(signal.SIGTERM, before)
 
 
 def release() -> None:
@@ -384,11 +388,11 @@ def repainted(wanted: bool = True) -> Iterator[Repainted]:
         return
     from tools.core.terminal import Page
 
-    with _lock:
-        _hide()
-        made = Repainted(Page())
-        _stack.append(made)
+    made = Repainted(Page())
     try:
+        with _lock:
+            _hide()
+            _stack.append(made)
         with _keys():
             yield made
     finally:

@@ -67,6 +67,7 @@ class Page:
 
     def __init__(self) -> None:
         self._parts: list[RenderableType] | None = None
+        self._shown: list[RenderableType] = []
         self._live = Live(
             console=_console(), auto_refresh=False, redirect_stdout=False, redirect_stderr=False,
             vertical_overflow="ellipsis",
@@ -79,8 +80,8 @@ class Page:
 
     def paint(self) -> None:
         """Show what was collected in place of what is there."""
-        parts, self._parts = self._parts or [], None
-        self._live.update(Group(*parts), refresh=True)
+        self._shown, self._parts = self._parts or [], None
+        self._live.update(Group(*self._shown, Text("q ends", style="dim")), refresh=True)
 
     def line(self, text: RenderableType) -> None:
         """Collect a line, or print it above the page."""
@@ -91,6 +92,7 @@ class Page:
 
     def stop(self) -> None:
         """Leave what is shown."""
+        self._live.update(Group(*self._shown))
         self._live.stop()
 
 
