@@ -21,7 +21,6 @@ from training.prove.records import (
     Uncovered,
     Worker,
     World,
-    Write,
 )
 
 TABLE: dict[str, Any] = tables.load("prove/claims.yaml")
@@ -97,10 +96,6 @@ class Run:
     @property
     def saves(self) -> list[tuple[int, Save]]:
         return [(rank.rank, save) for rank in self.ranks for save in rank.of(Save)]
-
-    @property
-    def writes(self) -> list[tuple[int, Write]]:
-        return [(rank.rank, write) for rank in self.ranks for write in rank.of(Write)]
 
     @property
     def sharded(self) -> bool:

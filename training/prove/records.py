@@ -130,15 +130,6 @@ class Save:
     kind: str  # "torch.save", "safetensors", "dcp", "file"
     overwritten: bool  # the path held an earlier save of this run or of the source
     seconds: float
-    digest: str = ""
-
-
-@dataclass
-class Write:
-    """Python opened a file for writing (recorded once for each path and process)."""
-
-    step: int
-    path: str
 
 
 @dataclass
@@ -182,7 +173,7 @@ class End:
 
 EVENTS = {
     kind.__name__.lower(): kind
-    for kind in (Begin, World, Batch, Worker, Dropout, Loss, Step, Save, Write, Uncovered, Injected, End)
+    for kind in (Begin, World, Batch, Worker, Dropout, Loss, Step, Save, Uncovered, Injected, End)
 }
 
 

@@ -99,17 +99,10 @@ def framework(whole: Run) -> str:
 
 def remedy(claim: str, finding: str, whole: Run) -> str | None:
     """Return the lines that fix a finding, in the framework of the script."""
-    row: Any = _remedies().get(f"{claim}/{finding}")
+    row: Any = tables.load("prove/remedies.yaml").get(f"{claim}/{finding}")
     if isinstance(row, dict):
         row = row.get(framework(whole)) or row.get("any")
     return str(row).rstrip() if row else None
-
-
-def _remedies() -> dict[str, Any]:
-    try:
-        return dict(tables.load("prove/remedies.yaml") or {})
-    except FileNotFoundError:
-        return {}
 
 
 def exit_code(verdicts: Iterable[Verdict], strict: bool) -> int:

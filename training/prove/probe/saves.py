@@ -20,7 +20,6 @@ from .imports import on_import
 from .state import Probe
 
 LARGE_BYTES = 64 << 10
-WRITES = 4096
 _CHECKPOINT = re.compile(r"\.(pt|pth|ckpt|bin|safetensors|pkl|pickle|npz|npy|distcp|tar|model|state|msgpack)$", re.I)
 _NAMED = re.compile(r"checkpoint|ckpt|snapshot", re.I)
 _OTHER = re.compile(
@@ -45,7 +44,6 @@ class Saves:
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
         self._opened: dict[str, _Opened] = {}
-        self._written: set[str] = set()
         self._lock = threading.RLock()
         self._thread = threading.local()
         self._open = probe.safe("saves")(self._on_open)
@@ -158,10 +156,6 @@ class Saves:
     def _on_open(self, path: str, mode: str | None, flags: int) -> None:
         if _CACHE.search(path) or path.startswith(str(self.probe.out)):
             return
-        with self._lock:
-            if path not in self._written and len(self._written) < WRITES:
-                self._written.add(path)
-                self.probe.later(records.Write(self.probe.step, path))
         if self._inside:
             return
         self._settle()
