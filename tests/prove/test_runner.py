@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +121,38 @@ def test_other_starts_run_beside_a_blocked_rank(kind: str, tmp_path: Path, monke
     moments = [(row["start"], row["state"]) for row in rows]
     beside = moments.index(("exception", "starting")) < moments.index(("hang", "ended"))
     assert beside is (kind == "overlay")
+
+
+def test_a_stopped_runner_ends_the_start_beside_too(tmp_path: Path) -> None:
+    work, out = tmp_path / "work", tmp_path / "out"
+    work.mkdir()
+    out.mkdir()
+    words = [sys.executable, FAKE, "meet"]
+    starts = [
+        Start("whole", [1], words), Start("hang", [8], words, fault=Fault("hang")),
+        Start("term", [7], [*words, "deaf"], fault=Fault("terminate")),
+    ]  # fmt: skip
+    variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    plan.write(Plan(starts, str(work), variables, 30, nodes=2, keep=[str(work / "kept")]), tmp_path / "plan.json")
+    command = [sys.executable, "-I", str(ROOT / "training/prove/__main__.py"), str(tmp_path / "plan.json"), str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        for name, seconds in (("hang", 60.0), ("term", 5.0)):  # the second one waits for its turn on some machines
+            limit = time.monotonic() + seconds
+            while not list(out.glob(f"{name}/rank-*")) and time.monotonic() < limit:
+                time.sleep(0.02)
+        assert list(out.glob("hang/rank-*"))
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    marked = f"{out}".encode()
+    left = [path for path in Path("/proc").glob("[0-9]*/environ") if marked in _content(path)]
+    assert left == []
+    assert not list((out / "views").iterdir())
+
+
+def _content(path: Path) -> bytes:
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+    return b""
 
 
 LATE = """
