@@ -22,7 +22,7 @@ from tests.aws.conftest import Change, Gaps, Yard, refusal
 from tests.aws.eks_state import Access, Associations
 from tools.aws import policies
 from tools.aws.session import Session
-from tools.cluster import inventory, ownership, teardown
+from tools.cluster import inventory, ownership, remains, teardown
 from tools.cluster.spec import Spec
 
 TAG = [{"Key": "trainyard/cluster", "Value": "us-west-2/cpu-demo"}]
@@ -108,6 +108,53 @@ def picture(session: Session) -> dict[str, Any]:
 def spec(change: Change, monkeypatch: pytest.MonkeyPatch) -> Spec:
     monkeypatch.setattr(teardown, "POLL_SECONDS", 0.0)
     return change("cpu-demo")
+
+
+def test_what_stays_is_listed_with_its_price_and_never_deleted(
+    session: Session, spec: Spec, change: Change, gaps: Gaps
+) -> None:
+    """Ours and what other clusters own: only what names this cluster is listed, and nothing of it is deleted."""
+    spec = change("cpu-demo", S3_BUCKET="checkpoints-of-the-team", S3_RUNS_PREFIX="runs/")
+    network = make_network(session, ["us-west-2a", "us-west-2b"], "10.7")
+    for owner in ("cpu-demo", "others"):
+        tags = ownership.pairs(marks(owner))
+        lower = [{"key": each["Key"], "value": each["Value"]} for each in tags]
+        session.call("ecr", "create_repository", repositoryName=f"images-of-{owner}", tags=tags)
+        session.call("logs", "create_log_group", logGroupName=f"/aws/eks/{owner}/cluster")
+        session.call("logs", "create_log_group", logGroupName=f"/aws/eks/{owner}-2/cluster")
+        project = {"source": {"type": "S3", "location": "sources/one.zip"}, "artifacts": {"type": "NO_ARTIFACTS"}}
+        environment = {
+            "type": "LINUX_CONTAINER",
+            "image": "aws/codebuild/standard:7.0",
+            "computeType": "BUILD_GENERAL1_SMALL",
+        }
+        role = f"arn:aws:iam::{ACCOUNT}:role/service-role/builds"
+        session.call("codebuild", "create_project", name=f"build-{owner}", **project, environment=environment,
+                     serviceRole=role, tags=lower)  # fmt: skip
+        mark = [{"Key": f"kubernetes.io/cluster/{owner}", "Value": "owned"}]
+        subnets = list(network.subnets.values())
+        session.call("elbv2", "create_load_balancer", Name=f"lb-{owner}", Subnets=subnets, Tags=mark)
+        address = session.call("ec2", "allocate_address", Domain="vpc")
+        tag(session, address["AllocationId"], **marks(owner))
+    session.call("s3", "create_bucket", Bucket="checkpoints-of-the-team",
+                 CreateBucketConfiguration={"LocationConstraint": "us-west-2"})  # fmt: skip
+    for key in ("runs/a/step-1", "runs/b/step-2", "text/data"):
+        session.call("s3", "put_object", Bucket="checkpoints-of-the-team", Key=key, Body=b"x" * 1000)
+    found = {one.kind: one for one in remains.remains(session, spec)}
+    assert {kind: one.id for kind, one in found.items() if kind != "elastic IP"} == {
+        "image repository": "images-of-cpu-demo",
+        "build project": "build-cpu-demo",
+        "log group": "/aws/eks/cpu-demo/cluster",
+        "runs": "s3://checkpoints-of-the-team/runs/",
+        "load balancer": "lb-cpu-demo",
+    }
+    assert found["runs"].detail.startswith("2 objects, ")
+    assert found["runs"].price == pytest.approx(2000 / 1e9 * 0.023 / 730)
+    assert found["elastic IP"].price == 0.005
+    assert all(one.why for one in found.values())
+    gaps["ecr", "describe_repositories"] = refusal("AccessDeniedException", "not authorized")
+    (unlisted,) = [one for one in remains.remains(session, spec) if one.price is None]
+    assert (unlisted.kind, unlisted.id) == ("image repository", remains.UNLISTED)
 
 
 def test_ours_is_found_in_the_order_of_deletion(session: Session, spec: Spec) -> None:
@@ -373,13 +420,13 @@ def test_resources_that_lost_our_tag_are_listed_and_stay(session: Session, spec:
 
 
 def test_cost_adds_up(session: Session, spec: Spec, yard: Yard) -> None:
-    """2 m5.2xlarge, a control plane, 1200 GiB of Lustre at 125 MB/s per TiB, a disk without a price."""
+    """2 m5.2xlarge, a control plane, 1200 GiB of Lustre at 125 MB/s per TiB, a disk of 100 GiB."""
     populate(session, "others")
     populate(session, "cpu-demo")
     ran = yard("cost", "cpu-demo", "--json")
-    assert ran.code == 3, ran.err
+    assert ran.code == 0, ran.err
     found = json.loads(ran.out)
-    expected = 2 * 0.384 + 0.10 + 1200 * 0.145 / 730
+    expected = 2 * 0.384 + 0.10 + 1200 * 0.145 / 730 + 100 * 0.08 / 730
     assert found["usd_per_hour"] == pytest.approx(expected, abs=1e-4)
     assert "2026-07-20" in found["prices"]["machines"]
 

@@ -181,7 +181,9 @@ def _volumes(session: Session, tags: Tags) -> Iterator[Resource]:
     for row in session.ec2("Volumes", {**_tagged(tags), "status": ["available"]}):
         detail = _described(row, f"{row['Size']} GiB, not attached", since=row.get("CreateTime"))
         why = f"may hold data: aws ec2 delete-volume --volume-id {row['VolumeId']}"
-        yield Resource("volume", row["VolumeId"], detail, None, why)
+        rate = PRICES["ebs_gb_month"].get(row.get("VolumeType"))
+        price = None if rate is None else row["Size"] * rate / HOURS_A_MONTH
+        yield Resource("volume", row["VolumeId"], detail, price, why)
 
 
 def _launch_templates(evidence: Evidence) -> Iterator[Resource]:

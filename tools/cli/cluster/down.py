@@ -6,6 +6,7 @@ from tools.aws import Session
 from tools.cli.cluster import _options
 from tools.cli.cluster.cost import words
 from tools.cluster import Spec, inventory, teardown
+from tools.cluster.remains import remains
 from tools.core import UserError, output
 
 
@@ -15,7 +16,7 @@ def command(spec: Spec, session: Session, dry_run: bool, yes: bool, expect: int 
         raise UserError("--expect needs --yes")
     ours, left = inventory.survey(session, spec)
     staying = inventory.held(session, spec, ours)
-    ours, left = _without(ours, staying), [*left, *staying]
+    ours, left = _without(ours, staying), [*left, *staying, *remains(session, spec)]
     account = session.identity()["account"]
     if as_json and not (yes or dry_run):
         raise UserError("--json cannot ask for confirmation", "add --yes or --dry-run")
@@ -102,6 +103,10 @@ def _show(
         output.line("  nothing with our tag")
     for one in left:
         output.line(f"  keep    {one.kind} {one.id} ({one.detail})  {words(one.price)}; {one.why}")
+    known, unknown = inventory.total(left)
+    if left:
+        rest = f", and {output.count(unknown, 'resource')} without a price" if unknown else ""
+        output.line(f"  what is kept costs {known * inventory.HOURS_A_MONTH:,.2f} $ a month{rest}")
 
 
 def _ask(spec: Spec) -> None:
