@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -69,3 +72,55 @@ def test_differences_ignore_a_pods_own_name() -> None:
 def test_a_pod_that_answers_something_else_is_unknown(home: Path, yard: Yard) -> None:
     (home / "bin" / "python3").write_text("#!/bin/sh\necho '{\"a\": 1}'\n")
     assert "its answer is not that of the program" in yard("env", JOB, code=3).err
+
+
+RANK = """
+import os, sys, time
+from pathlib import Path
+from training.run import heartbeat
+heartbeat.begin(Path(os.environ["TRAINYARD_RUN"], "heartbeat"), int(os.environ["RANK"]))
+heartbeat.enter("training", 0)
+time.sleep(120)
+"""
+
+
+@pytest.fixture
+def local_run(tmp_path: Path) -> Iterator[Path]:
+    """A run on this machine whose two ranks differ in one variable."""
+    run, ranks = tmp_path / "a-run", []
+    for rank in (0, 1):
+        own = {"RANK": str(rank), "TRAINYARD_RUN": str(run), "HF_TOKEN": TOKEN, "NCCL_DEBUG": ("WARN", "INFO")[rank]}
+        ranks.append(subprocess.Popen([sys.executable, "-c", RANK], env={**os.environ, **own}))
+    deadline = time.monotonic() + 60
+    while len(list((run / "heartbeat").glob("rank-0000?.json"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    yield run
+    for process in ranks:
+        process.kill()
+        process.wait()
+
+
+def test_the_ranks_of_a_run_on_this_machine(local_run: Path, yard: Yard) -> None:
+    found = yard.json("env", str(local_run), "--rank", "1")["pods"]
+    assert found["a-run rank 1"]["environment"]["NCCL_DEBUG"] == "INFO"
+    assert TOKEN not in json.dumps(found)
+    for words in (["--diff"], ["--diff", "1"], ["--rank", "1", "--diff", "0"]):
+        (row,) = yard.json("env", str(local_run), *words, code=1)["different"]
+        assert (row["section"], row["name"]) == ("environment", "NCCL_DEBUG")
+    assert "compares rank 0 with itself" in yard.err("env", str(local_run), "--diff", "0", code=2)
+    assert "has no rank 7" in yard.err("env", str(local_run), "--rank", "7", code=2)
+
+
+def test_a_heartbeat_does_not_choose_whose_variables_are_shown(local_run: Path, yard: Yard) -> None:
+    """Whoever can write to the run can name any process in it."""
+    path = local_run / "heartbeat" / "rank-00000.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pid": os.getpid()}))
+    said = yard("env", str(local_run), code=3)
+    assert f"process {os.getpid()} is not this rank" in said.err
+    assert "PATH" not in said.out
+
+
+def test_two_jobs_are_compared(local_run: Path, home: Path, yard: Yard) -> None:
+    rows = yard.json("env", JOB, "--diff", str(local_run), code=1)["different"]
+    assert {"nvidia-smi", "NCCL_DEBUG"} & {row["name"] for row in rows}

@@ -58,6 +58,7 @@ def _parameter(name: str, row: Any, hint: Any) -> click.Parameter:
     words = shown.split()
     flags = [word.rstrip(",") for word in words if word.startswith("-")]
     settings |= {"metavar": words[-1]} if not words[-1].startswith("-") else {}
+    settings |= {"is_flag": False, "flag_value": ""} if words[-1].startswith("[") else {}  # its value may be left out
     settings |= {"default": row["default"], "show_default": row["default"] != ""} if "default" in row else {}
     settings |= {"is_flag": True} if kind is bool else {"multiple": several}
     return click.Option([*flags, name], help=text, required=required, **settings)

@@ -1,16 +1,24 @@
-"""What running pods really have: environment, packages, torch's build, devices, mounts, limits, kernel."""
+"""What pods, or ranks on this machine, have: environment, packages, torch's build, devices, mounts, limits, kernel."""
 
 import json
 import secrets
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tools.core import UserError
-from tools.job.snapshot import JobPod
+from tools.job import runs
+from tools.job.ranks import pod_of
+from tools.job.snapshot import JobPod, collect
 from tools.job.snapshot.pod_exec import in_pod
 from tools.kube import Kubectl
 from tools.kube.kubectl import each
 from training.remote import pod_env
+from training.run import heartbeat
+from training.run.directory import RunDir
+from training.run.heartbeat import Beat
 
 Env = dict[str, dict[str, str]]  # values by section and name
 # Variables that differ between the pods of one job by their meaning.
@@ -19,21 +27,81 @@ OWN = frozenset(
 )
 
 
-def of_pods(kubectl: Kubectl, pods: Sequence[JobPod]) -> dict[str, Env | str]:
-    """Return what each pod has by its name, or why that is unknown."""
-    program, salt = Path(pod_env.__file__).read_text(encoding="utf-8"), secrets.token_hex(16)
+PROGRAM = Path(pod_env.__file__)
+SECONDS = 60
 
-    def ask(pod: JobPod) -> Env | str:
-        if not pod.running:
-            return f"it does not run ({pod.phase})"
-        try:
-            return checked(json.loads(in_pod(kubectl, pod, "python3", "-", salt, stdin=program)))
-        except UserError as problem:
-            return problem.message
-        except (ValueError, RecursionError):
-            return "its answer is not that of the program"
 
-    return dict(zip((pod.name for pod in pods), each(ask, pods), strict=True))
+@dataclass(frozen=True)
+class Found:
+    """What was asked for of one job: by the name of a pod or rank what it has, or why that is unknown."""
+
+    job: str
+    envs: dict[str, Env | str]
+    where: dict[str, str]
+    """What is printed in place of a name."""
+
+
+def of_job(kubectl: Kubectl, job: str | None, ranks: Sequence[int | None] | None, salt: str) -> Found:
+    """Ask the pods of these ranks (None: the first pod), or all; a run on this machine has ranks in place of pods.
+
+    Answers with the same `salt` can be compared.
+    """
+    if job and (local := runs.local(job)):
+        if len(local) > 1:
+            raise UserError(f"{job}: {len(local)} runs are there", f"runs: {', '.join(one.name for one in local)}")
+        return _of_run(RunDir(local[0]), ranks, salt)
+    here, seen = collect.find(kubectl, job, logs=False, run=ranks is not None and ranks != [None])
+    if not seen.pods:
+        raise UserError(f"{seen.name} has no pods", code=3)
+    pods = seen.pods if ranks is None else [seen.pods[0] if one is None else pod_of(seen, one) for one in ranks]
+    envs = dict(zip((pod.name for pod in pods), each(lambda pod: _in_pod(here, pod, salt), pods), strict=True))
+    return Found(seen.name, envs, {pod.name: f"{pod.short} on {pod.node}" for pod in pods})
+
+
+def _in_pod(kubectl: Kubectl, pod: JobPod, salt: str) -> Env | str:
+    if not pod.running:
+        return f"it does not run ({pod.phase})"
+    try:
+        return _read(in_pod(kubectl, pod, "python3", "-", salt, stdin=PROGRAM.read_text(encoding="utf-8")))
+    except UserError as problem:
+        return problem.message
+
+
+def _of_run(run: RunDir, ranks: Sequence[int | None] | None, salt: str) -> Found:
+    """Ask for the processes of a run on this machine, by its heartbeats."""
+    beats = {beat.rank: beat for path in run.heartbeat.glob("rank-*.json") if (beat := heartbeat.read(path))}
+    if not beats:
+        raise UserError(f"{run.path}: no rank has written a heartbeat", code=3)
+    wanted = sorted(beats) if ranks is None else [one or 0 for one in ranks]
+    if unknown := [one for one in wanted if one not in beats]:
+        raise UserError(f"{run.path.name} has no rank {unknown[0]}", f"ranks: 0 to {max(beats)}")
+    envs = {f"{run.path.name} rank {rank}": _of_rank(beats[rank], run, salt) for rank in wanted}
+    return Found(run.path.name, envs, {name: name for name in envs})
+
+
+def _of_rank(beat: Beat, run: RunDir, salt: str) -> Env | str:
+    """Ask for one process. Its number is from a file, so the process must say itself that it is this rank."""
+    command = [sys.executable, str(PROGRAM), salt, str(beat.pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        return str(problem)
+    found = _read(done.stdout)
+    own = found.get("environment", {}) if isinstance(found, dict) else {}
+    if own.get("RANK") != str(beat.rank) or Path(own.get("TRAINYARD_RUN", "")).resolve() != run.path.resolve():
+        return f"it does not run (process {beat.pid} is not this rank)"
+    return found
+
+
+def _read(answer: str) -> Env | str:
+    try:
+        return checked(json.loads(answer))
+    except (ValueError, RecursionError):
+        return "its answer is not that of the program"
+
+
+def new_salt() -> str:
+    return secrets.token_hex(16)
 
 
 def checked(answer: object) -> Env:

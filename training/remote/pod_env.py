@@ -1,4 +1,6 @@
-"""Prints what one container really has, as one JSON object: `python3 - SALT` with this text as its input.
+"""Prints what one container really has, as one JSON object: `python3 - SALT [PID]` with this text as its input.
+
+With PID the environment, mounts and limits are those of that process.
 
 `kubectl exec` sends this file to a pod, so it uses only the standard library of Python 3.8 or newer. Values of
 variables whose names or values look like secrets are replaced before anything is printed, by a digest with a salt
@@ -29,11 +31,15 @@ PROGRAMS = {
 LIMITS = ("NOFILE", "NPROC", "MEMLOCK", "STACK", "CORE")
 BUILD = re.compile(r"""^(__version__|cuda|hip|git_version)\b[^=\n]*= *['"]([^'"]+)""", re.MULTILINE)
 SALT = "".join(sys.argv[1:2])
+PID = int(sys.argv[2]) if len(sys.argv) > 2 and sys.argv[2].isdigit() else 0  # 0 is this process
+PROCESS = Path("/proc", str(PID or "self"))
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def environment() -> dict[str, str]:
-    return {name: masked(name, value) for name, value in sorted(os.environ.items())}
+    rows = (row.partition("=") for row in text(PROCESS / "environ").split("\0") if row)
+    found = {name: value for name, _, value in rows} if PID else dict(os.environ)
+    return {name: masked(name, value) for name, value in sorted(found.items())}
 
 
 def masked(name: str, value: str) -> str:
@@ -78,7 +84,7 @@ def answer(words: list[str]) -> str:
 
 
 def mounts() -> dict[str, str]:
-    rows = (line.split() for line in text("/proc/self/mounts").splitlines())
+    rows = (line.split() for line in text(PROCESS / "mounts").splitlines())
     return {
         row[1]: f"{row[0]} {row[2]} {row[3]}"
         for row in rows
@@ -88,7 +94,7 @@ def mounts() -> dict[str, str]:
 
 def limits() -> dict[str, str]:
     ulimits = {
-        f"ulimit {name.lower()}": str(resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))) for name in LIMITS
+        f"ulimit {name.lower()}": str(resource.prlimit(PID, getattr(resource, f"RLIMIT_{name}"))) for name in LIMITS
     }
     files = ("memory.max", "cpu.max", "pids.max", "memory/memory.limit_in_bytes", "cpu/cpu.cfs_quota_us")
     return {**ulimits, **{name: value for name in files if (value := text(CGROUP / name).strip())}}

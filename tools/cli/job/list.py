@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from tools.cli.job import _options
 from tools.core import State, duration, moment, output
-from tools.job import status, top
+from tools.job import left, status, top
 from tools.job.snapshot import LiveJob, lookup
 from tools.kube import Kubectl, Object
 from tools.kube.kubectl import CANNOT_SEE
@@ -20,7 +20,9 @@ STATES = {"Failed": State.FAIL, "Running": State.PASS, "CANNOT TELL": State.CANN
 
 
 @_options.cluster
-def command(kubectl: Kubectl, everywhere: bool, as_json: bool) -> int:
+def command(kubectl: Kubectl, everywhere: bool, show_left: bool, as_json: bool) -> int:
+    if show_left:
+        return _left(kubectl, everywhere, as_json)
     seen = lookup.jobs(kubectl, everywhere)
     rows = [*_rows(kubectl, seen.topmost)]
     rows += [_facts(item, item, str(item["kind"]), "CANNOT TELL", "-") for item in seen.unread]
@@ -45,6 +47,25 @@ def _rows(kubectl: Kubectl, jobs: list[LiveJob]) -> Iterator[Object]:
         row = asked.get(id(job))
         now = {key: getattr(row, key) if row else "-" for key in ("step", "loss", "left", "usd_per_hour")}
         yield _row(job) | now
+
+
+def _left(kubectl: Kubectl, everywhere: bool, as_json: bool) -> int:
+    """Show what jobs leave behind, and the sum of the known prices."""
+    found, unseen = left.find(kubectl, everywhere)
+    known, unknown = sum(one.price or 0.0 for one in found), sum(one.price is None for one in found)
+    if as_json:
+        output.data({"left": [vars(one) for one in found], "usd_per_month": round(known, 2), "unknown": unknown})
+    else:
+        for one in found:
+            price = "unknown" if one.price is None else f"{one.price:,.2f} $/month"
+            remove = f"; {one.remove}" if one.remove else ""
+            output.line(f"{price:>16}  {one.kind} {one.namespace}/{one.name} ({one.detail}){remove}")
+        rest = f", and {output.count(unknown, 'object')} without a price" if unknown else ""
+        output.line(f"{known:>8,.2f} $/month  for what {output.count(len(found), 'object')} hold{rest}")
+        output.note(f"list prices: us-east-1, {left.PRICES['date']}; yours may differ")
+    for kind, reason in unseen.items():
+        output.note(f"not seen: {kind}: {reason}")
+    return CANNOT_SEE if set(unseen) & set(left.NAMESPACED) else 0
 
 
 def _row(job: LiveJob) -> Object:
