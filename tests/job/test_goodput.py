@@ -14,6 +14,7 @@ import pytest
 
 from tests.job.conftest import Cluster, NewWorld, Yard
 from tests.training.test_ledger import LIFE, write
+from tools.core import repo
 from tools.facts.instances import instance
 from tools.job import goodput
 from tools.job.goodput import TO_DO, apportioned
@@ -98,20 +99,27 @@ def test_an_unknown_instance_type_names_the_nearest(run: RunDir, yard: Yard) -> 
 
 
 def test_a_job_is_read_through_its_pod_with_its_waits_and_prices(
-    world: NewWorld, cluster: Cluster, run: RunDir, yard: Yard
+    world: NewWorld, cluster: Cluster, run: RunDir, yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = world("p5/llama-3-1-8b")
-    pods = [pod["metadata"]["name"] for pod in job.snapshot().of("Pod")][:2]
-    home = cluster(job)
+    made = world("p5/llama-3-1-8b")
+    pods = [pod["metadata"]["name"] for pod in made.snapshot().of("Pod")][:2]
+    home = cluster(made)
     for rank, pod in enumerate(pods):
         path = run.heartbeat / f"rank-{rank:05d}.json"
         write_json(path, {**read_json(path), "host": pod, "rank": rank})
     shutil.copytree(run.path, home / "volume", dirs_exist_ok=True)
     (found,) = yard.json("goodput", "p5-llama-3-1-8b-train")["runs"]
     assert found["run"] == "p5-llama-3-1-8b-train"
+    runs = home / "local/runs"
+    shutil.copytree(run.path, runs / "p5-llama-3-1-8b-train")
+    monkeypatch.setattr(repo, "local", lambda: runs.parent)
+    (here,) = yard.json("goodput", "p5-llama-3-1-8b-train")["runs"]
+    assert here["by_rank"]["0"].get("queued") is None, "a run of this checkout comes first"
+    (job,) = yard.json("goodput", "p5-llama-3-1-8b-train", "-n", "team-a")["runs"]
+    assert job["seconds"] == found["seconds"], "but not where a namespace is given"
     (of_the_team,) = yard.json("goodput", "-n", "team-a")["runs"]
     assert (of_the_team["run"], of_the_team["seconds"]["training"]) == (found["run"], 200)
-    kind = job.nodes[0]["metadata"]["labels"]["node.kubernetes.io/instance-type"]
+    kind = made.nodes[0]["metadata"]["labels"]["node.kubernetes.io/instance-type"]
     price = Decimal(str(instance(kind).price_usd_per_hour))
     paid = found["rank_seconds"] - found["seconds"]["queued"]
     assert Decimal(found["usd"]) == round(price * paid / 3600, 2), "each rank has a node of its own"

@@ -32,14 +32,15 @@ class Run:
 def opened(kubectl: Kubectl, names: Sequence[str]) -> Iterator[list[Run]]:
     """Yield the runs that the names mean; without a name those of a namespace that is given, else of this checkout.
 
-    A name is a run directory, a directory of them, a run of this checkout, a job or a cell. Raises UserError.
+    A name is a run directory, a directory of them, a run of this checkout, a job or a cell; where a namespace is given,
+    it is no run of this checkout. Raises UserError.
     """
     team = kubectl.namespace if not names else None
     wanted = [one.title for one in lookup.jobs(kubectl).topmost] if team else names or [str(repo.local() / "runs")]
     with contextlib.ExitStack() as stack:
         found = []
         for name in wanted:
-            here = None if team else local(name)
+            here = None if team else local(name, by_name=not kubectl.namespace)
             if here is not None:
                 found += [Run(path.resolve().name, RunDir(path)) for path in here]
                 continue
@@ -55,10 +56,13 @@ def opened(kubectl: Kubectl, names: Sequence[str]) -> Iterator[list[Run]]:
         yield found
 
 
-def local(name: str) -> list[Path] | None:
-    """Return the run directories on this machine that `name` means; None if it can only be a job or a cell."""
+def local(name: str, by_name: bool = True) -> list[Path] | None:
+    """Return the run directories on this machine that `name` means; None if it can only be a job or a cell.
+
+    Not `by_name`, only a path means one: a namespace says that a name is a job.
+    """
     path = Path(name).expanduser()
-    for one in (path, repo.local() / "runs" / name):
+    for one in (path, *([repo.local() / "runs" / name] if by_name else [])):
         if is_run(one):
             return [one]
     if path == repo.local() / "runs" or (path.is_dir() and not is_kustomization(path)):
