@@ -1,9 +1,9 @@
-"""The content of a run's checkpoint directory, as JSON.
+"""The checkpoints of a run, in its directory or in a bucket, as JSON.
 
-`python -m training.checkpoints list|show|verify|superseded|prune|quarantine --run DIR`
+`python -m training.checkpoints list|show|verify|superseded|prune|quarantine|copy --run DIR|s3://bucket/prefix`
 
 `list` and `show` check manifests and sizes; `verify` hashes every byte. `superseded` names what the keep rules
-do not keep. Only `prune`, which deletes the named directories, and `quarantine` change anything.
+do not keep. Only `prune`, which deletes the named steps, `quarantine` and `copy` change anything.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Required
@@ -20,24 +20,12 @@ from typing import Any, Required
 from typing_extensions import TypedDict  # pydantic cannot check typing's before Python 3.12
 
 from training.checkpoint import dcp
-from training.checkpoint.attempt import discard, point_latest, quarantine
-from training.checkpoint.errors import CheckpointError, naming
+from training.checkpoint.attempt import point_latest
+from training.checkpoint.errors import CheckpointError, UnreachableError, naming
 from training.checkpoint.header import Entry, read_header
-from training.checkpoint.keep import DEFAULT, Rules, losses_of, superseded
-from training.checkpoint.layout import (
-    MANIFEST,
-    Outline,
-    Tensor,
-    committed_steps,
-    manifest_bytes,
-    quarantined,
-    read_manifest,
-    read_outline,
-    signer_of,
-    step_name,
-    step_of,
-)
-from training.checkpoint.verify import check_contents, check_sizes
+from training.checkpoint.keep import DEFAULT, Rules, superseded
+from training.checkpoint.layout import MANIFEST, Outline, Tensor, step_name
+from training.checkpoint.tier import Directory, Tier
 from training.run import signing
 from training.run.directory import RunDir, read_json
 from training.run.files import open_regular
@@ -99,64 +87,100 @@ class Quarantine(TypedDict):
     newest: int | None
 
 
-def listed(run: RunDir) -> Listing:
+class Copied(TypedDict):
+    """The answer of `copy`: the step, where it is now, and whether it was not there before."""
+
+    run: str
+    to: str
+    step: int
+    nbytes: int
+    new: bool
+
+
+def listed(tier: Tier) -> Listing:
     """Every committed step, ascending, with what is known without hashing; and the refused steps."""
-    steps = [_about(run.checkpoints / step_name(step)) for step in committed_steps(run.checkpoints)]
-    return {"run": str(run.path), "checkpoints": steps, "refused": [name for name, _ in quarantined(run.checkpoints)]}
+    steps = _each(tier, lambda step: _about(tier, step), _steps(tier))
+    return {"run": tier.place, "checkpoints": steps, "refused": tier.refused()}
 
 
-def superseded_of(run: RunDir, given: dict[str, float]) -> Superseded:
+def _each(tier: Tier, work: Callable[[int], Row], steps: list[int]) -> list[Row]:
+    if tier.at_once == 1:
+        return [work(step) for step in steps]
+    from concurrent.futures import ThreadPoolExecutor  # slow to import, and not needed for a directory
+
+    with ThreadPoolExecutor(tier.at_once) as pool:
+        return list(pool.map(work, steps))
+
+
+def superseded_of(tier: Tier, given: dict[str, float]) -> Superseded:
     """What the rules do not keep: those of the run's configuration, with the `given` ones in their place."""
-    rules = _rules(run, given)
-    rows = listed(run)["checkpoints"]
-    good = [row["step"] for row in rows if row["problem"] is None]
-    names = superseded(run.checkpoints, good, rules, losses_of(run))
+    rules = Rules(**{**asdict(DEFAULT), **_own_rules(tier), **given})
+    rows = listed(tier)["checkpoints"]
+    names = superseded(tier, [row["step"] for row in rows if row["problem"] is None], rules)
     kept = [row["step"] for row in rows if step_name(row["step"]) not in names]
-    size = sum(_bytes(run.checkpoints / name) for name in names)
-    return {"run": str(run.path), "rules": asdict(rules), "names": names, "nbytes": size, "kept": kept}
+    size = sum(tier.nbytes(name) for name in names)
+    return {"run": tier.place, "rules": asdict(rules), "names": names, "nbytes": size, "kept": kept}
 
 
-def _rules(run: RunDir, given: dict[str, float]) -> Rules:
+def _own_rules(tier: Tier) -> dict[str, float]:
+    """The rules of the run's own configuration; a script's run has none."""
     try:
-        recorded = read_json(run.run)["config"]["checkpoint"]
-        own = {name: recorded[key] for name, key in _KEYS.items() if type(recorded.get(key)) in (int, float)}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        own = {}  # a script's run has no configuration
-    return Rules(**{**asdict(DEFAULT), **own, **given})
+        if isinstance(tier, Directory):
+            recorded = read_json(tier.path.parent / "run.json")["config"]["checkpoint"]
+        else:
+            newest = tier.sealed(tier.steps()[-1]).manifest()
+            recorded = newest.meta["config"]["checkpoint"]["tiers"]["s3"]
+        return {name: recorded[key] for name, key in _KEYS.items() if type(recorded.get(key)) in (int, float)}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, CheckpointError):
+        return {}
 
 
 # Keys of the section checkpoint, by the rule that each one sets.
 _KEYS = {"last": "keep", "every": "keep_every", "best": "keep_best", "bad_days": "keep_bad_days"}
 
 
-def _bytes(directory: Path) -> int:
-    """Bytes of the files of a directory."""
-    return sum(Path(at, name).lstat().st_size for at, _, names in os.walk(directory) for name in names)
-
-
-def prune(run: RunDir, given: dict[str, float], names: list[str]) -> Superseded:
-    """Delete the named directories.
+def prune(tier: Tier, given: dict[str, float], names: list[str]) -> Superseded:
+    """Delete the named steps.
 
     Raises:
         CheckpointError: the rules keep one of them now; nothing is deleted.
     """
-    found = superseded_of(run, given)
+    found = superseded_of(tier, given)
     for name in names:
         if name not in found["names"]:
-            raise CheckpointError(f"{run.checkpoints}: {name[:80]} is to be kept or is gone; nothing was deleted")
+            raise CheckpointError(f"{tier.place}: {name[:80]} is to be kept or is gone; nothing was deleted")
     for name in names:
-        discard(run.checkpoints / name)
+        tier.delete(name)
     return {**found, "names": names}
 
 
-def set_aside(run: RunDir, step: int, *, now: bool) -> Quarantine:
+def set_aside(tier: Tier, step: int, *, now: bool) -> Quarantine:
     """Move a step aside, so that no run loads it; without `now` only tell what would be left."""
-    _chosen(run, step)
-    left = [each for each in committed_steps(run.checkpoints) if each != step]
-    name = quarantine(run.checkpoints / step_name(step)).name if now else None
-    if now and left:
-        point_latest(run.checkpoints, left[-1], f"{os.getpid():x}")
-    return {"run": str(run.path), "step": step, "name": name, "newest": left[-1] if left else None}
+    _chosen(tier, step)
+    left = [each for each in tier.steps() if each != step]
+    name = tier.quarantine(step) if now else None
+    if now and left and isinstance(tier, Directory):
+        point_latest(tier.path, left[-1], f"{os.getpid():x}")
+    return {"run": tier.place, "step": step, "name": name, "newest": left[-1] if left else None}
+
+
+def tier_at(where: str | Path) -> Tier:
+    """The checkpoints of a run directory, or of a run below `s3://bucket/prefix`."""
+    if str(where).startswith("s3://"):
+        from training.checkpoint.s3 import Bucket  # not needed for a directory
+
+        return Bucket(str(where))
+    return Directory(RunDir(where).checkpoints)
+
+
+def copied(tier: Tier, to: Tier, step: int | None) -> Copied:
+    """Copy the newest step, or `step`, to another place, whole or not at all."""
+    from training.checkpoint.copy import copy  # not needed for the other questions
+
+    chosen = _chosen(tier, step)[-1]
+    new = copy(tier, to, chosen)
+    size = to.sealed(chosen).outline().nbytes
+    return {"run": tier.place, "to": to.where(chosen), "step": chosen, "nbytes": size, "new": new}
 
 
 def published(directory: Path) -> Result | None:
@@ -179,19 +203,18 @@ def _kind(tensor: Entry | dcp.Tensor | Tensor) -> TensorKind:
     return {"dtype": tensor.dtype, "shape": list(tensor.shape)}
 
 
-def shown(run: RunDir, step: int | None) -> Shown:
+def shown(tier: Tier, step: int | None) -> Shown:
     """The manifest of the newest step, or of `step`: its metadata, tensors and files.
 
     Raises:
         CheckpointError: there is no such step, or its manifest or a size is wrong.
     """
-    directory = run.checkpoints / step_name(_chosen(run, step)[-1])
-    manifest = read_manifest(directory)
-    check_sizes(directory, manifest, manifest.files)
+    manifest = tier.sealed(_chosen(tier, step)[-1]).manifest()
+    tier.check_sizes(manifest)
     tensors = {name: _kind(tensor) for name, tensor in manifest.tensors.items()}
     files = {name: asdict(stored) for name, stored in manifest.files.items()}
     return {
-        **_counted(directory, manifest),
+        **_counted(tier, manifest),
         "meta": manifest.meta,
         "state": manifest.run_state,
         "tensors": tensors,
@@ -199,52 +222,65 @@ def shown(run: RunDir, step: int | None) -> Shown:
     }
 
 
-def verified(run: RunDir, step: int | None) -> Listing:
+def verified(tier: Tier, step: int | None) -> Listing:
     """Every step, or `step`, with every byte hashed; `problem` names the wrong file, if any."""
     checked = []
-    for each in _chosen(run, step):
-        directory = run.checkpoints / step_name(each)
-        about = _about(directory)
+    for each in _chosen(tier, step):
+        about = _about(tier, each)
+        about["signed_by"] = None
         if about["problem"] is None:
-            about["problem"] = _problem(directory)
-        about["signed_by"] = _signer(directory, run) if about["problem"] is None else None
+            try:
+                found = tier.sealed(each)
+                tier.check_contents(found.manifest())
+                about["signed_by"] = found.signer(keys) if (keys := signing.keys()) else None
+            except CheckpointError as error:
+                about["problem"] = str(error)
         checked.append(about)
-    return {"run": str(run.path), "checkpoints": checked, "refused": []}
+    return {"run": tier.place, "checkpoints": checked, "refused": []}
 
 
 class MissingError(CheckpointError):
     """A step that does not exist."""
 
 
-def _chosen(run: RunDir, step: int | None) -> list[int]:
-    steps = committed_steps(run.checkpoints)
+def _steps(tier: Tier) -> list[int]:
+    """The committed steps; MissingError with the names of the runs below, if this is not the place of one."""
+    steps = tier.steps()
+    if not steps and (below := tier.runs()):
+        names = ", ".join(name[:80] for name in below[:10])
+        raise MissingError(f"{tier.place}: has no checkpoint itself, but runs; add one of {names}")
+    return steps
+
+
+def _chosen(tier: Tier, step: int | None) -> list[int]:
+    steps = _steps(tier)
     if not steps:
-        raise MissingError(f"{run.checkpoints}: no committed checkpoint yet")
+        raise MissingError(f"{tier.place}: no committed checkpoint yet")
     if step is not None and step not in steps:
         newest = ", ".join(map(str, steps[-10:]))
-        raise MissingError(f"{run.checkpoints}: has no step {step}; steps: {newest}")
+        raise MissingError(f"{tier.place}: has no step {step}; steps: {newest}")
     return steps if step is None else [step]
 
 
-def _about(directory: Path) -> Row:
+def _about(tier: Tier, step: int) -> Row:
     """Step, writers, files and bytes from the manifest, and the problem with sizes, if any."""
     try:
-        manifest = read_outline(directory)
+        manifest = tier.sealed(step).outline()
     except CheckpointError as error:
-        return {"step": step_of(directory.name) or 0, "directory": str(directory), "problem": str(error)}
+        return {"step": step, "directory": tier.where(step), "problem": str(error)}
     try:
-        check_sizes(directory, manifest, sorted(manifest.files))
+        tier.check_sizes(manifest)
     except CheckpointError as error:
-        return {**_counted(directory, manifest), "problem": str(error)}
-    return _counted(directory, manifest)
+        return {**_counted(tier, manifest), "problem": str(error)}
+    return _counted(tier, manifest)
 
 
-def _counted(directory: Path, manifest: Outline) -> Row:
+def _counted(tier: Tier, manifest: Outline) -> Row:
     counters = manifest.run_state.get("counters")
     counted = counters.get("tokens") if isinstance(counters, dict) else None
     return {
         "step": manifest.step,
-        "directory": str(directory),
+        "directory": tier.where(manifest.step),
         "ranks": manifest.world_size,
         "tokens": counted if isinstance(counted, int) else None,
         "file_count": len(manifest.files),
@@ -253,56 +289,49 @@ def _counted(directory: Path, manifest: Outline) -> Row:
     }
 
 
-def _signer(directory: Path, run: RunDir) -> str | None:
-    """Id of the key that signed the manifest, None without a key to verify with."""
-    keys = signing.keys()
-    return signer_of(directory, run.name, manifest_bytes(directory), keys) if keys else None
-
-
-def _problem(directory: Path) -> str | None:
-    try:
-        manifest = read_manifest(directory)
-        check_contents(directory, manifest, sorted(manifest.files))
-    except CheckpointError as error:
-        return str(error)
-    return None
-
-
 def answer(
     what: str,
-    run: RunDir,
+    where: str | Path,
     step: int | None = None,
     names: Iterable[str] = (),
     given: dict[str, float] | None = None,
     *,
+    to: str = "",
     now: bool = False,
 ) -> Any:
-    """The answer to one question about a run. Raises CheckpointError or SigningError."""
+    """The answer to one question about a run, at a directory or an address of S3.
+
+    Raises CheckpointError or SigningError.
+    """
+    tier = tier_at(where)
     if what == "list":
-        return listed(run)
+        return listed(tier)
     if what == "show":
-        return shown(run, step)
+        return shown(tier, step)
     if what == "verify":
-        return verified(run, step)
+        return verified(tier, step)
     if what == "superseded":
-        return superseded_of(run, given or {})
+        return superseded_of(tier, given or {})
     if what == "prune":
-        return prune(run, given or {}, list(names))
+        return prune(tier, given or {}, list(names))
+    if what == "copy":
+        return copied(tier, tier_at(to), step)
     if step is None:
         raise CheckpointError("quarantine needs a step")
-    return set_aside(run, step, now=now)
+    return set_aside(tier, step, now=now)
 
 
 def code_of(error: Exception) -> int:
-    """The exit code of a command with this error: 1 for a damaged checkpoint, 2 for a wrong question."""
-    return 1 if type(error) is CheckpointError else 2
+    """The exit code of a command with this error: 1 a damaged checkpoint, 2 a wrong question, 3 no answer."""
+    return 1 if type(error) is CheckpointError else 3 if isinstance(error, UnreachableError) else 2
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
     """Command line: the result as JSON; exit 2 with `error` and the command's exit `code` if there is none."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("list", "show", "verify", "superseded", "prune", "quarantine"))
-    parser.add_argument("--run", required=True, help="run directory")
+    parser.add_argument("what", choices=("list", "show", "verify", "superseded", "prune", "quarantine", "copy"))
+    parser.add_argument("--run", required=True, help="run directory, or s3://bucket/prefix")
+    parser.add_argument("--to", default="", help="with copy: run directory, or s3://bucket/prefix")
     parser.add_argument("--step", type=int, help="one step only")
     parser.add_argument("--name", action="append", default=[], help="with prune: a directory to delete")
     parser.add_argument("--rule", action="append", default=[], help="NAME=NUMBER in place of the run's own rule")
@@ -310,7 +339,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     given = parser.parse_args(None if arguments is None else list(arguments))
     try:
         rules = {name: json.loads(value) for name, _, value in (one.partition("=") for one in given.rule)}
-        result = answer(given.what, RunDir(given.run), given.step, given.name, rules, now=given.now)
+        result = answer(given.what, given.run, given.step, given.name, rules, to=given.to, now=given.now)
     except (CheckpointError, signing.SigningError) as error:
         print(json.dumps({"error": str(error), "code": code_of(error)}))
         sys.exit(2)

@@ -1,8 +1,8 @@
 """How two checkpoints differ, as JSON: `python -m training.compare A B`.
 
-A and B are directories: a step of a run, published safetensors, or a DCP directory of another trainer. Every
-tensor of both is read, some MiB at a time. Of a run's step and the weights of another trainer only the model is
-compared.
+A and B are directories: a step of a run, published safetensors, or a DCP directory of another trainer. Or they
+are `s3://bucket/prefix/run`, with @STEP if it is not the newest. Every tensor of both is read, some MiB at a time.
+Of a run's step and the weights of another trainer only the model is compared.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from training.checkpoint.copy import fetched
 from training.checkpoint.dcp import METADATA
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.layout import MANIFEST, rows_of
@@ -119,15 +121,26 @@ def _alike(a: Iterable[tuple[int, torch.Tensor]], b: Iterable[tuple[int, torch.T
 def main(arguments: Iterable[str] | None = None) -> None:
     """Command line: the result as JSON; exit 2 with one line on standard error on failure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("a", type=Path)
-    parser.add_argument("b", type=Path)
+    parser.add_argument("a")
+    parser.add_argument("b")
     given = parser.parse_args(None if arguments is None else list(arguments))
     try:
-        found = compared(given.a, given.b)
+        with ExitStack() as held:
+            found = compared(_here(given.a, held), _here(given.b, held))
     except (CheckpointError, WeightsError, SigningError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    print(json.dumps(found))
+    print(json.dumps({**found, "a": given.a, "b": given.b}))
+
+
+def _here(place: str, held: ExitStack) -> Path:
+    """The directory of a checkpoint; that of a bucket is fetched, and kept while `held` is open."""
+    if not place.startswith("s3://"):
+        return Path(place)
+    address, at, step = place.partition("@")
+    run = held.enter_context(fetched(address, int(step) if at else None))
+    (directory,) = (run / "checkpoints").glob("step-*[0-9]")
+    return directory
 
 
 if __name__ == "__main__":

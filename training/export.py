@@ -12,6 +12,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from training.checkpoint.copy import fetched
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.tensors import CODES
@@ -293,7 +295,7 @@ def _copy_tokenizer(source: Path, directory: Path) -> None:
 def main(arguments: Iterable[str] | None = None) -> None:
     """Command line: the result as JSON; exit 2 with one line on standard error on failure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", required=True, type=Path, help="run directory")
+    parser.add_argument("--run", required=True, help="run directory, or s3://bucket/prefix/run")
     parser.add_argument("--to", required=True, type=Path, help="directory to create")
     parser.add_argument("--merge", action="store_true", help="add adapters to their base")
     parser.add_argument("--step", type=int, help="checkpoint of this step instead of the newest")
@@ -304,7 +306,9 @@ def main(arguments: Iterable[str] | None = None) -> None:
         print(line, file=sys.stderr, flush=True)
 
     try:
-        written = export_run(given.run, given.to, given.merge, given.step, given.dtype, say)
+        there = given.run.startswith("s3://")
+        with fetched(given.run, given.step) if there else nullcontext(Path(given.run)) as run:
+            written = export_run(run, given.to, given.merge, given.step, given.dtype, say)
     except (ExportError, CheckpointError, ConfigError, SigningError) as error:
         say(f"error: {error}")
         sys.exit(2)

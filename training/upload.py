@@ -20,33 +20,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import boto3
-from boto3.exceptions import Boto3Error
-from botocore.config import Config as ClientConfig
-from botocore.exceptions import BotoCoreError, ClientError, CredentialRetrievalError, NoCredentialsError
-
 from training.config import ConfigError
-from training.config.run import S3_PREFIX
+from training.run import bucket
+from training.run.bucket import S3_PREFIX
 from training.run.directory import RunDir, read_json, write_json
 from training.run.failure import UploadError, one_line
 
 MANIFEST = "MANIFEST.json"
-ATTEMPTS = 8  # botocore's attempts, with exponential backoff of at most 20 s each
 CHUNK = 8 << 20
 SAY_EVERY = 5.0  # seconds
-_NOT_ALLOWED = "this identity may not {what}: it needs s3:ListBucket, s3:GetObject and s3:PutObject"
-# Errors that another attempt with the same configuration and identity would get again.
-_REFUSED = {
-    "NoSuchBucket": "there is no such bucket",
-    "InvalidBucketName": "the bucket's name is not valid",
-    "PermanentRedirect": "the bucket is in another region: set AWS_REGION to it",
-    "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_REGION to it",
-    "AccessDenied": _NOT_ALLOWED,
-    "403": _NOT_ALLOWED,
-    "InvalidAccessKeyId": "the access key is unknown",
-    "SignatureDoesNotMatch": "the secret key is wrong",
-}
-
 Say = Callable[[str], None]
 
 
@@ -173,14 +155,8 @@ def _place(to: str) -> _Place:
     found = S3_PREFIX.fullmatch(to)
     if found is None:
         raise ConfigError(f"upload.to is {to!r}: write s3://bucket/prefix")
-    settings = ClientConfig(
-        retries={"mode": "standard", "max_attempts": ATTEMPTS},
-        connect_timeout=10,
-        read_timeout=60,
-        user_agent_extra="trainyard",
-    )
     with _errors(to, "open it"):
-        return _Place(boto3.Session().client("s3", config=settings), found[1], found[2])
+        return _Place(bucket.client(), found[1], found[2])
 
 
 def _check_owner(place: _Place, run: str) -> None:
@@ -268,22 +244,11 @@ def _errors(place: str, what: str) -> Iterator[None]:
     """Turn the libraries' errors into ConfigError and UploadError."""
     try:
         yield
-    except (NoCredentialsError, CredentialRetrievalError) as error:
-        raise ConfigError(
-            f"upload.to is {place!r}, but this process has no credentials: {one_line(str(error))}; "
-            "give the service account a role (EKS Pod Identity or IRSA)"
-        ) from error
-    except ClientError as error:
-        code = str(error.response.get("Error", {}).get("Code", ""))
-        if code in ("NoSuchKey", "404"):
+    except bucket.errors() as error:
+        if bucket.code_of(error) in bucket.ABSENT:
             raise _NotThere from None
-        if code in _REFUSED:
-            raise ConfigError(f"upload.to is {place!r}: {_REFUSED[code].format(what=what)}") from error
-        raise UploadError(f"{place}: cannot {what}: {one_line(str(error))}") from error
-    except (BotoCoreError, Boto3Error) as error:
-        refused = next((code for code in _REFUSED if f"({code})" in str(error)), None)
-        if refused is not None:  # s3transfer's errors contain the client's error only as text
-            raise ConfigError(f"upload.to is {place!r}: {_REFUSED[refused].format(what=what)}") from error
+        if (refused := bucket.refusal(error, what)) is not None:
+            raise ConfigError(f"upload.to is {place!r}: {refused}") from error
         raise UploadError(f"{place}: cannot {what}: {one_line(str(error))}") from error
     except OSError as error:
         raise UploadError(f"{place}: cannot {what}: {error.strerror or error}") from error

@@ -16,6 +16,7 @@ from tests.agent.conftest import Started
 from tests.house import printed
 from tools.job.metrics import series
 from training import checkpoints
+from training.checkpoint.tier import Directory
 from training.run.directory import RunDir
 from training.run.failure import CODES
 
@@ -84,7 +85,7 @@ def test_killed_and_stopped_it_ends_as_an_undisturbed_run(
     assert again.end()["class"] == "done"
     assert f"continuing after step {newest}\n" in again.out
     assert losses(again.run) == pytest.approx(losses(whole.run), rel=1e-6)
-    listed = checkpoints.verified(RunDir(again.run), None)["checkpoints"]
+    listed = checkpoints.verified(Directory(RunDir(again.run).checkpoints), None)["checkpoints"]
     assert [one["problem"] for one in listed] == [None, None]
     assert listed[-1]["step"] == steps
 

@@ -18,6 +18,7 @@ from training import checkpoints
 from training.agent import api
 from training.agent.state import join, split
 from training.checkpoint.errors import CheckpointError
+from training.checkpoint.tier import Directory
 from training.run import signing
 from training.run.directory import RunDir
 from training.run.failure import CODES
@@ -132,7 +133,7 @@ def write_two(target: Path) -> None:
 def test_files_of_the_script_are_verified_too(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (1, 2):
         trainyard.save(None, step, write=write_two)
-    listed = checkpoints.verified(run, None)["checkpoints"]
+    listed = checkpoints.verified(Directory(run.checkpoints), None)["checkpoints"]
     assert [(one["step"], one["problem"], one["file_count"]) for one in listed] == [
         (1, None, 5),
         (2, None, 5),
@@ -190,7 +191,7 @@ def test_a_damaged_tensor_is_never_taken(run: RunDir, monkeypatch: pytest.Monkey
 def test_the_newest_ones_are_kept(run: RunDir) -> None:
     for step in range(1, 7):
         trainyard.save({}, step, keep=3)
-    assert [one["step"] for one in checkpoints.listed(run)["checkpoints"]] == [4, 5, 6]
+    assert [one["step"] for one in checkpoints.listed(Directory(run.checkpoints))["checkpoints"]] == [4, 5, 6]
     with pytest.raises(CheckpointError, match="at least 2"):
         trainyard.save({}, 7, keep=1)
 
@@ -222,7 +223,7 @@ def test_a_request_to_stop_ends_the_process_after_the_save(
         trainyard.save({"a": 2}, 2)
     assert (stopped.value.code, stopped.value.step) == (CODES["drained"], 2)
     assert isinstance(stopped.value, SystemExit)
-    assert [one["step"] for one in checkpoints.listed(run)["checkpoints"]] == [1, 2]
+    assert [one["step"] for one in checkpoints.listed(Directory(run.checkpoints))["checkpoints"]] == [1, 2]
 
 
 def test_ranks_that_have_not_met_and_a_missing_directory_are_one_error(

@@ -52,13 +52,18 @@ def ensure(source: Path, module: Module, home: Path, progress: Progress) -> Path
 
     Raises CannotBuild.
     """
-    target = home / f"{source.name}-{_digest(source, module)}"
-    if not target.is_dir():
+    built = target(source, module, home)
+    if not built.is_dir():
         home.mkdir(parents=True, exist_ok=True)
         with _lock(home / "lock", progress):
-            if not target.is_dir():
-                _build(source, module, target, progress)
-    return target
+            if not built.is_dir():
+                _build(source, module, built, progress)
+    return built
+
+
+def target(source: Path, module: Module, home: Path) -> Path:
+    """Return the directory of what is built from a module, which may be missing. Raises CannotBuild without Go."""
+    return home / f"{source.name}-{_digest(source, module)}"
 
 
 def _digest(source: Path, module: Module) -> str:

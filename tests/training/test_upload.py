@@ -12,9 +12,9 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 
 import boto3
 import pytest
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
+from tests.parts import moto
 from tests.training.bert import conftest as tiny_bert
 from tests.training.inprocess import Texts, losses, run
 from training import bert
@@ -25,60 +25,20 @@ from training.upload import MANIFEST, check, upload
 TO = "s3://models/team/tiny"
 
 
-class Server:
-    """moto with faults: the next `unavailable` PUTs are answered 503, GETs of `flipped` have a bad byte."""
-
-    def __init__(self) -> None:
-        self._app = DomainDispatcherApplication(create_backend_app)
-        self.unavailable = 0
-        self.flipped = ""
-        self.requests: list[tuple[str, str]] = []
-
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
-        self.requests.append((method, path))
-        if self.unavailable > 0 and method == "PUT":
-            self.unavailable -= 1
-            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-            start_response("503 Slow Down", [("Content-Length", "0")])
-            return [b""]
-        answer = self._app(environ, start_response)
-        if self.flipped and method == "GET" and path.endswith(self.flipped):
-            whole = bytearray(b"".join(answer))
-            whole[-1] ^= 1
-            return [bytes(whole)]
-        return answer
-
-    def sent(self) -> list[str]:
-        """Names of the uploaded files, in order."""
-        return [path.rpartition("/")[2] for method, path in self.requests if method == "PUT"]
+Server = moto.Faulty
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
     app = Server()
-    listening = make_server("127.0.0.1", 0, app, threaded=True)
-    thread = threading.Thread(target=listening.serve_forever, daemon=True)
-    thread.start()
-    for name, value in {
-        "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{listening.server_port}",
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_CONFIG_FILE": str(tmp_path / "none"),
-        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
-    }.items():
-        monkeypatch.setenv(name, value)
-    boto3.DEFAULT_SESSION = None
-    client = boto3.client("s3", region_name="us-east-1")
-    client.create_bucket(Bucket="models")
-    for item in client.list_objects_v2(Bucket="models").get("Contents", []):  # moto's state is the process's
-        client.delete_object(Bucket="models", Key=item["Key"])
-    app.requests.clear()
-    yield app
-    listening.shutdown()
-    thread.join(10)
+    with moto.server(app) as url:
+        moto.use(url, monkeypatch, tmp_path)
+        client = boto3.client("s3", region_name="us-east-1")
+        client.create_bucket(Bucket="models")
+        for item in client.list_objects_v2(Bucket="models").get("Contents", []):  # moto's state is the process's
+            client.delete_object(Bucket="models", Key=item["Key"])
+        app.requests.clear()
+        yield app
 
 
 @pytest.fixture
@@ -139,7 +99,7 @@ def test_a_model_that_reads_back_wrong_gets_no_manifest(server: Server, model: P
 def test_a_busy_server_is_retried_and_a_dead_one_is_an_error(
     server: Server, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.upload.ATTEMPTS", 3)
+    monkeypatch.setattr("training.run.bucket.ATTEMPTS", 3)
     server.unavailable = 2
     upload(model, TO, "tiny", 7, print)
     assert there()["step"] == 7

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from training.checkpoint.errors import CheckpointError, naming
@@ -21,10 +22,13 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 
 class HashedFile:
-    """A new file whose SHA-256 and size are computed from the bytes handed to the system."""
+    """A new file whose SHA-256 and size are computed from the bytes handed to the system.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Its bytes are durable after the context, unless `durable` is false.
+    """
+
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
+        self.path, self._durable = path, durable
         self.size = 0
         self._hash = hashlib.sha256()
         with naming(path):
@@ -37,7 +41,7 @@ class HashedFile:
         """Make the bytes durable (after success only), and close the file."""
         with naming(self.path):
             try:
-                if failure is None:
+                if failure is None and self._durable:
                     os.fsync(self._descriptor)
             finally:
                 os.close(self._descriptor)
@@ -119,6 +123,15 @@ def file_digest(path: Path) -> str:
             digest.update(buffer[:count])
             left -= count
     return digest.hexdigest()
+
+
+def exactly(read: Callable[[int], bytes], count: int) -> bytes:
+    """That many bytes, or fewer at the end; a network file system may return fewer for one read."""
+    found = []
+    while count and (piece := read(count)):
+        found.append(piece)
+        count -= len(piece)
+    return b"".join(found)
 
 
 def free_bytes(directory: Path) -> int:

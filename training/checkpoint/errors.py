@@ -27,6 +27,14 @@ class ForeignError(CheckpointError):
     """A checkpoint that was not signed with this job's key, or not as this run's."""
 
 
+class UnusableError(CheckpointError):
+    """A place that this process cannot use: no such bucket, no permission, no credentials."""
+
+
+class UnreachableError(CheckpointError):
+    """A bucket that did not answer, or not as it should."""
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Turn an OSError inside the block into a CheckpointError with `path`'s directory and file name."""

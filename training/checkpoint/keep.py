@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from training.checkpoint.errors import CheckpointError
-from training.checkpoint.layout import committed_steps, quarantined, step_name
-from training.run.directory import RunDir, last_records
+from training.checkpoint.layout import step_name
+from training.checkpoint.tier import Tier
 
 FEWEST = 2  # lower limit of kept checkpoints: the newest may turn out unreadable
 DAYS = 7.0  # for which a quarantined checkpoint is kept
-_DAY = 86400.0
-_HELDOUT_BYTES = 16 << 20  # of heldout.jsonl: more than 100,000 evaluations
 
 
 @dataclass(frozen=True)
@@ -50,35 +45,16 @@ class Rules:
 DEFAULT = Rules()
 
 
-def losses_of(run: RunDir) -> dict[int, float]:
-    """The held-out loss of each evaluated step; without those that are not finite numbers."""
-    pairs = ((record.get("step"), record.get("loss")) for record in last_records(run.heldout, _HELDOUT_BYTES))
-    return {step: loss for step, loss in pairs if type(step) is int and type(loss) is float and math.isfinite(loss)}
-
-
-def superseded(directory: Path, complete: Iterable[int], rules: Rules, losses: Mapping[int, float]) -> list[str]:
-    """Names in a checkpoint directory that the rules do not keep, oldest step first.
+def superseded(tier: Tier, complete: Iterable[int], rules: Rules) -> list[str]:
+    """Names of a tier's steps that the rules do not keep, oldest first, and of refused ones that are old enough.
 
     A step that is not complete is superseded when it is older than the newest `last` ones. While there are fewer
     complete steps than that, no step is.
     """
     good = sorted(complete)
-    kept = rules.chosen(good, losses)
+    kept = rules.chosen(good, tier.losses() if rules.best else {})
     if len(good) < rules.last:
         old = []
     else:
-        old = [step_name(step) for step in committed_steps(directory) if step < good[-rules.last] and step not in kept]
-    return old + aged(directory, rules.bad_days)
-
-
-def aged(directory: Path, days: float) -> list[str]:
-    """Names of the quarantined checkpoints that were moved aside at least so many days ago, and of links there."""
-    until = time.time() - days * _DAY
-    return [name for name, _ in quarantined(directory) if _is_old(directory / name, until)]
-
-
-def _is_old(path: Path, until: float) -> bool:
-    try:
-        return path.is_symlink() or path.lstat().st_ctime <= until
-    except FileNotFoundError:
-        return False  # another process has pruned it
+        old = [step_name(step) for step in tier.steps() if step < good[-rules.last] and step not in kept]
+    return old + tier.aged(rules.bad_days)

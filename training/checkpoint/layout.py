@@ -160,6 +160,7 @@ class Stored:
 class Outline:
     """The part of a manifest that a list of many checkpoints needs."""
 
+    attempt: str
     step: int
     world_size: int
     run_state: dict[str, Any]
@@ -184,7 +185,6 @@ class Manifest(Outline):
     """What a reader needs to know and check before it opens any other file; ValueError if it is not sound."""
 
     format: int
-    attempt: str
     meta: dict[str, Any]
     tensors: dict[str, Tensor]
 
@@ -248,6 +248,7 @@ def _outlined(values: dict[str, Any]) -> dict[str, Any]:
     """The values of an outline, checked; ValueError with the key of a wrong or missing one."""
     files = _object(values.get("files"), "files")
     return {
+        "attempt": _text(values.get("attempt"), "attempt", _ATTEMPT),
         "step": _count(values.get("step"), "step"),
         "world_size": _count(values.get("world_size"), "world_size"),
         "run_state": _object(values.get("run_state"), "run_state"),
@@ -273,7 +274,6 @@ def _manifest(content: dict[str, Any]) -> Manifest:
     return Manifest(
         **_outlined(values),
         format=values["format"],
-        attempt=_text(values["attempt"], "attempt", _ATTEMPT),
         meta=_object(values["meta"], "meta"),
         tensors={name: _tensor(value, name) for name, value in _object(values["tensors"], "tensors").items()},
     )
@@ -370,70 +370,85 @@ def _signed(run: str, manifest: bytes) -> bytes:
     return canonical([run, hashlib.sha256(manifest).hexdigest()])
 
 
-def signer_of(directory: Path, run: str, manifest: bytes, keys: tuple[bytes, ...]) -> str:
-    """Id of the key that signed this manifest for the run `run`.
+@dataclass(frozen=True)
+class Sealed:
+    """The manifest of a step as it was found, unverified, and how its signature is read."""
 
-    Raises:
-        ForeignError: it has no signature, one of another run, or one that none of the keys made.
-    """
-    try:
-        found = json.loads(read_file(directory / SIGNATURE, 4096))
-        named, signature = str(found["run"]), str(found["signature"])
-    except CheckpointError as error:
-        if error.transient:
-            raise
-        missing = isinstance(error.__cause__, FileNotFoundError)
-        reason = "is not signed, but this job has a key"
-        raise ForeignError(f"{directory.name}/{MANIFEST}: {reason}" if missing else str(error)) from None
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise ForeignError(f"{directory.name}/{SIGNATURE}: damaged") from None
-    if not signing.verify(keys, _PURPOSE, _signed(named, manifest), signature):
-        raise ForeignError(f"{directory.name}/{MANIFEST}: is not signed with this job's key")
-    if named != run:
-        raise ForeignError(f"{directory.name}/{MANIFEST}: is signed for run {named!r}, not for {run!r}")
-    return signature.partition(":")[0]
+    name: str
+    """The step's directory, for messages."""
+    run: str
+    """The run that it must be signed for."""
+    data: bytes
+    signature: Callable[[], bytes]
+    """Raises CheckpointError, with a FileNotFoundError as its cause if there is none."""
 
+    def signer(self, keys: tuple[bytes, ...]) -> str:
+        """Id of the key that signed this manifest for the run.
 
-def manifest_bytes(directory: Path) -> bytes:
-    """Return a step's manifest, unverified; CheckpointError if it is not a regular file or is too large."""
-    with naming(directory / MANIFEST), os.scandir(directory) as entries:
-        limit = manifest_limit(sum(1 for _ in itertools.islice(entries, _MOST_FILES)))
-    return read_file(directory / MANIFEST, limit)
+        Raises:
+            ForeignError: it has no signature, one of another run, or one that none of the keys made.
+        """
+        where = f"{self.name}/{MANIFEST}"
+        try:
+            found = json.loads(self.signature())
+            named, signature = str(found["run"]), str(found["signature"])
+        except CheckpointError as error:
+            if error.transient:
+                raise
+            missing = isinstance(error.__cause__, FileNotFoundError)
+            raise ForeignError(f"{where}: is not signed, but this job has a key" if missing else str(error)) from None
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise ForeignError(f"{self.name}/{SIGNATURE}: damaged") from None
+        if not signing.verify(keys, _PURPOSE, _signed(named, self.data), signature):
+            raise ForeignError(f"{where}: is not signed with this job's key")
+        if named != self.run:
+            raise ForeignError(f"{where}: is signed for run {named!r}, not for {self.run!r}")
+        return signature.partition(":")[0]
 
+    def manifest(self) -> Manifest:
+        """The verified manifest; with a signing key it must be signed as one of the run.
 
-def read_manifest(directory: Path, run: str | None = None) -> Manifest:
-    """The verified manifest in one step's directory.
+        Raises:
+            CheckpointError: with the file's name: it is damaged, or that of another step.
+            ForeignError: it is not signed, or not by this key and for this run.
+        """
+        return self._opened(decode_manifest)
 
-    With a signing key it must be signed as one of the run `run`; the default is the run that the directory is
-    in.
+    def outline(self) -> Outline:
+        """The verified outline. Raises as `manifest`."""
+        return self._opened(decode_outline)
 
-    Raises:
-        CheckpointError: with the file's name: it is damaged, or not a regular file.
-        ForeignError: it is not signed, or not by this key and for this run.
-    """
-    return _read(directory, run, decode_manifest)
-
-
-def read_outline(directory: Path) -> Outline:
-    """The verified outline of the manifest in one step's directory. Raises as `read_manifest`."""
-    return _read(directory, None, decode_outline)
+    def _opened(self, decode: Callable[[bytes], Read]) -> Read:
+        if keys := signing.keys():
+            self.signer(keys)
+        try:
+            manifest = decode(self.data)
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{self.name}/{MANIFEST}: damaged: {error}") from error
+        named = step_of(self.name)
+        if named is not None and named != manifest.step:
+            raise CheckpointError(f"{self.name}/{MANIFEST}: is the manifest of step {manifest.step}")
+        return manifest
 
 
 Read = TypeVar("Read", Outline, Manifest)
 
 
-def _read(directory: Path, run: str | None, decode: Callable[[bytes], Read]) -> Read:
-    data = manifest_bytes(directory)
-    if keys := signing.keys():
-        signer_of(directory, run or run_of(directory), data, keys)
-    try:
-        manifest = decode(data)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{directory.name}/{MANIFEST}: damaged: {error}") from error
-    named = step_of(directory.name)
-    if named is not None and named != manifest.step:
-        raise CheckpointError(f"{directory.name}/{MANIFEST}: is the manifest of step {manifest.step}")
-    return manifest
+def sealed(directory: Path, run: str | None = None) -> Sealed:
+    """The manifest in one step's directory, of the run `run` or else of the one that the directory is in.
+
+    Raises:
+        CheckpointError: it is missing, is not a regular file, or is too large.
+    """
+    with naming(directory / MANIFEST), os.scandir(directory) as entries:
+        limit = manifest_limit(sum(1 for _ in itertools.islice(entries, _MOST_FILES)))
+    data = read_file(directory / MANIFEST, limit)
+    return Sealed(directory.name, run or run_of(directory), data, lambda: read_file(directory / SIGNATURE, 4096))
+
+
+def read_manifest(directory: Path, run: str | None = None) -> Manifest:
+    """The verified manifest in one step's directory. Raises as `sealed` and `Sealed.manifest`."""
+    return sealed(directory, run).manifest()
 
 
 def run_of(directory: Path) -> str:

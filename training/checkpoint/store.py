@@ -15,15 +15,15 @@ import torch.distributed as dist
 from training.checkpoint.attempt import Log, clean_up, discard, point_latest, quarantine
 from training.checkpoint.disk import free_bytes
 from training.checkpoint.errors import CheckpointError, ForeignError, naming
-from training.checkpoint.keep import DEFAULT, Rules, losses_of, superseded
-from training.checkpoint.layout import Manifest, committed_steps, quarantined, read_manifest, step_name
+from training.checkpoint.keep import DEFAULT, Rules, superseded
+from training.checkpoint.layout import Manifest, read_manifest, step_name
 from training.checkpoint.peers import Peers
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.shards import Shard
+from training.checkpoint.tier import Directory
 from training.checkpoint.verify import check_contents, check_sizes, share_of, with_retries
 from training.checkpoint.write import Save
 from training.run import signing
-from training.run.directory import RunDir
 
 _warn = logging.getLogger(__name__).warning
 
@@ -47,17 +47,19 @@ class Store:
         log: Log = _warn,
     ) -> None:
         self.directory = directory
-        self._home = RunDir(directory.absolute().parent)
-        self._run = self._home.name
+        self.tier = Directory(directory)
+        self._run = self.tier.run
         signing.keys()  # an unusable key file ends the run here
         self._keep, self._log = keep, log
-        self._peers = Peers(group)
+        self.peers = Peers(group)
         self._refused: set[int] = set()
-        self._peers.agree(lambda: None, lambda _: self._prepare())
+        self.held: set[int] = set()
+        """Steps that are not pruned, because they are being copied (rank 0)."""
+        self.peers.agree(lambda: None, lambda _: self._prepare())
 
     def steps(self) -> list[int]:
         """Committed steps, ascending, as this rank sees them; not verified."""
-        return committed_steps(self.directory)
+        return self.tier.steps()
 
     def save(
         self,
@@ -81,7 +83,7 @@ class Store:
         attempt = Save(
             self.directory,
             self._run,
-            self._peers,
+            self.peers,
             step,
             tensors,
             rank_state=rank_state,
@@ -93,7 +95,7 @@ class Store:
             finite=finite,
         )
         written = attempt.run(lambda: self._is_committed(step))
-        if written and self._peers.rank == 0:
+        if written and self.peers.rank == 0:
             self._settle(step, attempt.identity)
         return self.directory / step_name(step)
 
@@ -108,11 +110,11 @@ class Store:
         Raises:
             CheckpointError: the only steps are unsigned ones; a start from scratch would hide them.
         """
-        steps: list[int] = self._peers.agree(lambda: None, lambda _: self.steps())
+        steps: list[int] = self.peers.agree(lambda: None, lambda _: self.steps())
         foreign = 0
         for step in reversed(steps):
             found: list[Manifest] = []
-            verdict = self._peers.agree(partial(self._inspect, step, found, check), self._evaluate)
+            verdict = self.peers.agree(partial(self._inspect, step, found, check), self._evaluate)
             if verdict == "good":
                 return Checkpoint(self.directory / step_name(step), found[0])
             foreign += verdict == "foreign"
@@ -139,7 +141,7 @@ class Store:
         Raises:
             CheckpointError: there is too little space without them.
         """
-        for name, _ in quarantined(self.directory):
+        for name in self.tier.refused():
             if free_bytes(self.directory) >= size:
                 return
             self._log(f"{name}: removed, because its space is needed")
@@ -185,10 +187,10 @@ class Store:
                 self._log(f"{old} could not be pruned: {error}")
 
     def _superseded(self, step: int) -> list[str]:
-        """Directories to prune by the rules, but never `step` itself."""
+        """Directories to prune by the rules, but never `step` itself, nor one that is being copied."""
         complete = [each for each in self.steps() if each not in self._refused and self._looks_complete(each)]
-        losses = losses_of(self._home) if self._keep.best else {}
-        return [name for name in superseded(self.directory, complete, self._keep, losses) if name != step_name(step)]
+        held = {step_name(each) for each in (step, *self.held)}
+        return [name for name in superseded(self.tier, complete, self._keep) if name not in held]
 
     def _inspect(self, step: int, found: list[Manifest], check: Callable[[Checkpoint], None] | None) -> dict[str, Any]:
         """Verify this rank's share of a step's files; return step, attempt and the problem, if any."""
@@ -198,7 +200,7 @@ class Store:
             manifest = with_retries(lambda: read_manifest(path, self._run))
             found.append(manifest)
             self._tell_long(manifest)
-            share = share_of(manifest, self._peers.rank, self._peers.size)
+            share = share_of(manifest, self.peers.rank, self.peers.size)
             with_retries(lambda: check_contents(path, manifest, share))
             if check is not None:
                 check(Checkpoint(path, manifest))
@@ -208,7 +210,7 @@ class Store:
         return {"step": step, "attempt": manifest.attempt, "problem": None, "foreign": False, "unseen": False}
 
     def _tell_long(self, manifest: Manifest) -> None:
-        if self._peers.rank == 0 and manifest.nbytes >= _TOLD_FROM:
+        if self.peers.rank == 0 and manifest.nbytes >= _TOLD_FROM:
             self._log(f"verifying step {manifest.step}, {manifest.nbytes / (1 << 30):.1f} GiB")
 
     def _evaluate(self, reports: list[dict[str, Any]]) -> Literal["good", "damaged", "foreign", "unseen"]:

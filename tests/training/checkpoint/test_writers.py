@@ -20,11 +20,12 @@ from training.checkpoint import read
 from training.checkpoint.attempt import Attempt, quarantine
 from training.checkpoint.disk import HashedFile
 from training.checkpoint.errors import CheckpointError
-from training.checkpoint.keep import Rules, aged
+from training.checkpoint.keep import Rules
 from training.checkpoint.layout import committed_steps
 from training.checkpoint.read import newest, open_checkpoint
 from training.checkpoint.shards import Shard, shards_of
 from training.checkpoint.store import Store
+from training.checkpoint.tier import Directory
 
 Call = Callable[..., list[Any]]
 
@@ -141,7 +142,7 @@ def test_quarantined_steps_are_pruned_after_their_age(tmp_path: Path) -> None:
     for step in (3, 4):
         put(store, step)
     assert kept()
-    assert aged(tmp_path, 1.0) == []
+    assert Directory(tmp_path).aged(1.0) == []
     put(Store(tmp_path, keep=Rules(bad_days=0.0)), 5)
     assert not kept()
     assert store.steps() == [4, 5]

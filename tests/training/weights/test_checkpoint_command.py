@@ -173,4 +173,4 @@ def test_an_error_of_the_trainer_is_one_line(tmp_path: Path, capsys: pytest.Capt
     assert cli.invoke(["checkpoint", "show", str(tmp_path / "empty")]) == 2
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err == f"error: {tmp_path}/empty/checkpoints: no committed checkpoint yet\n"
+    assert told.err == f"error: {tmp_path}/empty: no committed checkpoint yet\n"

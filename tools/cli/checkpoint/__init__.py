@@ -1,1 +1,1 @@
-"""List, show, verify, compare, prune, set aside and export a run's checkpoints."""
+"""List, show, verify, compare, copy, prune, set aside and export a run's checkpoints."""

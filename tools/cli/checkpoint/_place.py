@@ -14,14 +14,13 @@ from tools.core import UserError, output
 from training import checkpoints
 from training.checkpoint.errors import CheckpointError
 from training.run import signing
-from training.run.directory import RunDir
 
 _NAMES_IN_LINE = 6
 
 
 @dataclass(frozen=True)
 class Place:
-    """A run directory on this machine, or that of a job, which is read through a pod."""
+    """A run directory on this machine, that of a job, which is read through a pod, or a place in a bucket."""
 
     run: str | None
     name: str | None
@@ -30,7 +29,11 @@ class Place:
     context: str | None
 
     @property
-    def directory(self) -> Path:
+    def address(self) -> str | Path:
+        if is_bucket(self.run):
+            if self.name:
+                raise UserError(f"{self.run}: --name is for a run on this machine", "add the run's name to the address")
+            return str(self.run)
         return run_directory(self.run, self.name)
 
     def ask(self, what: str, *, kind: Any = dict[str, Any], key: Path | None = None, **given: Any) -> Any:
@@ -45,7 +48,7 @@ class Place:
         if key is not None:
             os.environ[signing.KEY_FILE] = str(key.absolute())
         try:
-            return checkpoints.answer(what, RunDir(self.directory), **given)
+            return checkpoints.answer(what, self.address, **given)
         except (CheckpointError, signing.SigningError) as problem:
             raise UserError(str(problem), code=checkpoints.code_of(problem)) from None
 
@@ -65,8 +68,14 @@ class Place:
             answer = json.loads(text)
             if not (isinstance(answer, dict) and isinstance(answer.get("error"), str)):
                 return answer
-            raise UserError(output.short(answer["error"], 400), code=1 if answer.get("code") == 1 else 2)
+            raise UserError(
+                output.short(answer["error"], 400), code=answer["code"] if answer.get("code") in (1, 3) else 2
+            )
         raise UserError(f"{pod.name} gave no answer: its image needs a trainer of this version", code=3)
+
+
+def is_bucket(run: str | None) -> bool:
+    return run is not None and run.startswith("s3://")
 
 
 @shared
@@ -78,6 +87,7 @@ def _options(given: dict[str, Any]) -> list[str]:
     options = [] if given.get("step") is None else [f"--step={given['step']}"]
     options += [f"--name={name}" for name in given.get("names", ())]
     options += [f"--rule={name}={value}" for name, value in given.get("given", {}).items()]
+    options += [f"--to={given['to']}"] if given.get("to") else []
     return [*options, *(["--now"] if given.get("now") else [])]
 
 

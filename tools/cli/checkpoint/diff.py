@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.cli._runs import run_directory
-from tools.cli.checkpoint._place import megabytes
+from tools.cli.checkpoint._place import is_bucket, megabytes
 from tools.core import UserError, output
 from tools.core.own_module import answer
 from training.checkpoint.layout import committed_steps, step_name
@@ -32,8 +32,12 @@ def command(a: str, b: str, most: int, as_json: bool) -> int:
     return int(differs)
 
 
-def _directory(text: str) -> Path:
-    """Return the directory that RUN, RUN@STEP or a path means."""
+def _directory(text: str) -> str | Path:
+    """Return the directory that RUN, RUN@STEP or a path means, or the address of a bucket."""
+    if is_bucket(text):
+        if "@" in text and not text.partition("@")[2].isdecimal():
+            raise UserError(f"{text}: what follows @ is not a step")
+        return text
     name, _, step = text.rpartition("@") if "@" in text and not Path(text).exists() else (text, "", "")
     path = Path(name).expanduser()
     if path.is_dir() and not step and not (path / "checkpoints").is_dir():

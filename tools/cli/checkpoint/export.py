@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tools.cli._runs import run_directory
+from tools.cli.checkpoint._place import Place
 from tools.core import output
 from tools.core.own_module import answer
 
@@ -10,7 +10,7 @@ from tools.core.own_module import answer
 def command(
     run: str | None, name: str | None, to: Path, merge: bool, step: int | None, dtype: str, as_json: bool
 ) -> None:
-    directory = run_directory(run, name)
+    directory = Place(run, name, None, None, None).address
     options = [f"--to={to.expanduser().absolute()}", f"--dtype={dtype}", *(["--merge"] if merge else [])]
     options += [] if step is None else [f"--step={step}"]
     written = answer(["training.export", f"--run={directory}", *options])
@@ -24,4 +24,5 @@ def command(
     loads = "PeftModel.from_pretrained(base, " if adapter else "AutoModelForCausalLM.from_pretrained("
     output.line(f'  load it with {loads}"{written["directory"]}")')
     if adapter:
-        output.line(f"  merged with its base: yard checkpoint export {directory.name} --merge --to DIR")
+        where = directory if isinstance(directory, str) else directory.name
+        output.line(f"  merged with its base: yard checkpoint export {where} --merge --to DIR")
