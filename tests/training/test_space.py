@@ -60,7 +60,7 @@ def test_the_size_is_that_of_a_checkpoint_and_what_is_there_counts(
         sizes.append(size)
         check(config, directory, size)
 
-    monkeypatch.setattr("training.trainer.loop.check_space", noted)
+    monkeypatch.setattr("training.trainer.places.check_space", noted)
     done = run(texts, ("train.steps=5", "train.warmup_steps=1"), tmp_path / "run", data_root)
     (step,) = committed_steps(done.checkpoints)
     written = sum(path.stat().st_size for path in done.checkpoints.rglob("*.safetensors"))

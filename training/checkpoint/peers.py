@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Callable, Tuple
 
 import torch
 import torch.distributed as dist
 
+from training.checkpoint.disk import CHUNK
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.layout import json_bytes
+from training.checkpoint.tensors import byte_view
+
+Transfer = Tuple[int, int, int]  # source, target, bytes
+Reader = Callable[[int, int], bytes]
+Writer = Callable[[int, memoryview], None]
 
 _NAMED_FAILURES = 4  # failing ranks listed in one message; a dead file system fails on all of them
 
@@ -52,6 +59,39 @@ class Peers:
         dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group)
         return bool(flag.item())
 
+    def pass_on(self, transfers: Sequence[Transfer], read: Reader, write: Writer) -> None:
+        """Carry bytes between ranks, all transfers at a time and a chunk of each; every rank passes the same ones.
+
+        `read(number, count)` on the source gives the next bytes of a transfer, `write(number, data)` on the target
+        takes them. A rank on which one of these fails sends zeros from then on, so that its peers do not wait, and
+        raises the error at the end.
+        """
+        failures: list[Exception] = []
+        for first in range(0, max((size for _, _, size in transfers), default=0), CHUNK):
+            works: list[Any] = []
+            arriving: list[tuple[int, torch.Tensor]] = []
+            for number, (source, target, size) in enumerate(transfers):
+                count = min(CHUNK, size - first)
+                if count <= 0 or self.rank not in (source, target):
+                    continue
+                data = torch.zeros(count, dtype=torch.uint8)
+                if self.rank == source:
+                    _guarded(failures, partial(_fill, data, read, number))
+                    works.append((dist.isend(data, self._global(target), group=self.group, tag=number), data))
+                else:
+                    works.append((dist.irecv(data, self._global(source), group=self.group, tag=number), data))
+                    arriving.append((number, data))
+            for work, _ in works:
+                work.wait()
+            for number, data in arriving:
+                _guarded(failures, partial(write, number, byte_view(data)))
+        if failures:
+            raise failures[0]
+
+    def _global(self, rank: int) -> int:
+        assert self.group is not None
+        return dist.get_global_rank(self.group, rank)
+
     def _attempt(self, work: Callable[[], Any]) -> tuple[dict[str, Any], Exception | None]:
         try:
             return {"result": work()}, None
@@ -86,6 +126,20 @@ class Peers:
             data = torch.empty(int(length), dtype=torch.uint8)
         dist.broadcast(data, src=self._first, group=self.group)
         return _decode(data)
+
+
+def _guarded(failures: list[Exception], work: Callable[[], Any]) -> None:
+    """Do `work`, unless something failed before; keep the error."""
+    if failures:
+        return
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - the peers wait for this rank's bytes
+        failures.append(error)
+
+
+def _fill(data: torch.Tensor, read: Reader, number: int) -> None:
+    data.copy_(torch.frombuffer(bytearray(read(number, data.numel())), dtype=torch.uint8))
 
 
 def _cpu_group() -> dist.ProcessGroup | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from training.checkpoint.tensors import CODES, DTYPES, read_into
 from training.checkpoint.verify import check_contents, check_header, check_sizes
 from training.run.files import open_regular
 
-_LARGEST_STATE = 64 << 20  # bytes of one rank's own state
+LARGEST_STATE = 64 << 20  # bytes of one rank's own state
 _LISTINGS = 20  # how often `newest` lists the steps if all that it found were pruned meanwhile
 
 
@@ -72,7 +72,7 @@ class Checkpoint:
         if not 0 <= rank < self.world_size:
             return None
         name = state_file(rank)
-        data = read_file(self.directory / name, _LARGEST_STATE)
+        data = self._state(name)
         if hashlib.sha256(data).hexdigest() != self._manifest.files[name].sha256:
             raise CheckpointError(f"{self.directory.name}/{name}: its content does not match its digest")
         try:
@@ -83,15 +83,16 @@ class Checkpoint:
             raise CheckpointError(f"{self.directory.name}/{name}: does not hold a JSON object")
         return state
 
+    def _state(self, name: str) -> bytes:
+        return read_file(self.directory / name, LARGEST_STATE)
+
     def load(self, tensors: Mapping[str, Shard], *, only: str | None = None) -> None:
         """Fill the shards in place, reading only their rows; for any world size, replicated or sharded.
 
         The names must be exactly those of the checkpoint, or of its tensors that begin with `only`. Raises
         CheckpointError with the tensor whose name, shape or dtype differs, before anything is filled.
         """
-        self._check_names(tensors, only or "")
-        for name, shard in tensors.items():
-            self._check_like(name, shard)
+        self._check(tensors, only or "")
         for name, shard in tensors.items():
             self._fill(name, shard.tensor.detach(), shard.row_offset, shard.row_offset + shard.row_count)
 
@@ -108,11 +109,13 @@ class Checkpoint:
         """Fill `out` (of the tensor's dtype) with its rows from `row` on, from all files that hold them."""
         self._fill(name, out, row, row + rows_of(tuple(out.shape)))
 
-    def _check_names(self, tensors: Mapping[str, Shard], prefix: str) -> None:
+    def _check(self, tensors: Mapping[str, Shard], prefix: str) -> None:
         stored = {name for name in self._manifest.tensors if name.startswith(prefix)}
         for name in sorted(stored ^ tensors.keys()):
             where = "stored, but not wanted" if name in stored else "wanted, but not stored"
             raise CheckpointError(f"{self.directory.name}: tensor {name!r} is {where}")
+        for name, shard in tensors.items():
+            self._check_like(name, shard)
 
     def _check_like(self, name: str, shard: Shard) -> None:
         check_shard(name, shard)
@@ -126,16 +129,25 @@ class Checkpoint:
 
     def _fill(self, name: str, out: torch.Tensor, first: int, end: int) -> None:
         """Copy rows [first, end) of the tensor into `out`."""
+        for file_name, row, part in self._parts(name, out, first, end):
+            self._read(file_name, name, row, part)
+
+    def _parts(self, name: str, out: torch.Tensor, first: int, end: int) -> Iterator[tuple[str, int, torch.Tensor]]:
+        """The files that hold rows [first, end) of the tensor: the row there, and the part of `out` for them."""
         for shard in self._manifest.tensors[name].shards:
             low, high = max(first, shard.rows[0]), min(end, shard.rows[1])
             if low < high:
-                part = out[low - first : high - first] if out.ndim else out
-                self._read(shard.file, name, low - shard.rows[0], part)
+                yield shard.file, low - shard.rows[0], out[low - first : high - first] if out.ndim else out
+
+    def _directory(self, file_name: str) -> Path:
+        """The directory on this machine that has the file."""
+        return self.directory
 
     def _read(self, file_name: str, name: str, row: int, out: torch.Tensor) -> None:
-        path = self.directory / file_name
+        directory = self._directory(file_name)
+        path = directory / file_name
         if file_name not in self._places:
-            self._places[file_name] = check_header(self.directory, self._manifest, file_name)
+            self._places[file_name] = check_header(directory, self._manifest, file_name)
         place = self._places[file_name][name]
         row_bytes = out.element_size() * (out[0].numel() if out.ndim else 1)
         with naming(path), open_regular(path) as file:

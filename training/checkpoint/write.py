@@ -21,7 +21,6 @@ from training.checkpoint.layout import (
     manifest_limit,
     signature_of,
     state_file,
-    step_name,
     tensor_file,
 )
 from training.checkpoint.peers import Peers
@@ -36,6 +35,9 @@ class Save:
 
     There, `room` is called with the bytes of all tensors before anything is written.
     """
+
+    durable = True
+    """Whether the files are synced to the disk."""
 
     def __init__(
         self,
@@ -59,6 +61,8 @@ class Save:
         self._files = files
         self._log, self._room, self._finite = log, room, finite
         self._attempt: Attempt | None = None
+        self.identity = ""
+        """The attempt's unique name (rank 0, after the save has begun)."""
         self._table: dict[str, Tensor] = {}
 
     def run(self, already_there: Callable[[], bool]) -> bool:
@@ -70,21 +74,11 @@ class Save:
             begun = self._peers.agree(self._describe, lambda told: None if already_there() else self._begin(told))
             if begun is None:
                 return False
-            self._peers.agree(lambda: self._write(begun), self._commit)
+            sealed = self._peers.agree(lambda: self._write(begun), self._conclude)
+            self._finish(begun["directory"], sealed)
             return True
         finally:
             self._close()
-
-    @property
-    def identity(self) -> str:
-        """The attempt's unique name (rank 0, after the save has begun)."""
-        return self._begun.identity
-
-    @property
-    def _begun(self) -> Attempt:
-        if self._attempt is None:
-            raise CheckpointError("the save was not begun here")
-        return self._attempt
 
     def _describe(self) -> dict[str, Any]:
         """This rank's step, digest of the run's state, and tensors; refuses what cannot be stored."""
@@ -106,14 +100,20 @@ class Save:
         json_bytes(self._meta, "meta")
         held: list[dict[str, Holding]] = [theirs["tensors"] for theirs in told]
         self._table = assign(held)
-        self._room(sum(byte_count(tensor.dtype, tensor.shape) for tensor in self._table.values()))
-        self._attempt = Attempt.begin(self._root, self._step)
+        directory = self._open(sum(byte_count(tensor.dtype, tensor.shape) for tensor in self._table.values()))
         writers = {
             name: {str(piece.rows[0]): piece.file for piece in self._table[name].shards}
             for name, entry in held[0].items()
             if entry["replicated"]
         }
-        return {"directory": self._attempt.path.name, "writers": writers}
+        return {"directory": directory, "writers": writers}
+
+    def _open(self, size: int) -> str:
+        """Create the directory, if there is room for so many bytes of tensors (rank 0); return its name."""
+        self._room(size)
+        self._attempt = Attempt.begin(self._root, self._step)
+        self.identity = self._attempt.identity
+        return self._attempt.path.name
 
     def _write(self, begun: dict[str, Any]) -> dict[str, Any]:
         """Write and hash this rank's two files; return their sizes and digests as JSON."""
@@ -124,9 +124,9 @@ class Save:
             if shard.row_count
             and begun["writers"].get(name, {}).get(str(shard.row_offset), tensor_file(rank)) == tensor_file(rank)
         }
-        with HashedFile(directory / tensor_file(rank)) as tensors:
+        with HashedFile(directory / tensor_file(rank), durable=self.durable) as tensors:
             write_tensors(tensors, mine)
-        with HashedFile(directory / state_file(rank)) as state:
+        with HashedFile(directory / state_file(rank), durable=self.durable) as state:
             state.write(json_bytes(self._rank_state, "rank_state"))
         if self._files is not None:
             own = directory / OWN_FILES
@@ -134,29 +134,37 @@ class Save:
             self._files(own)
         return {file.path.name: {"size": file.size, "sha256": file.digest} for file in (tensors, state)}
 
-    def _commit(self, written: list[dict[str, Any]]) -> str:
+    def _conclude(self, written: list[dict[str, Any]]) -> Any:
         """Seal the manifest and rename the directory (rank 0), which hashes a script's own files before."""
-        files = {name: Stored(**entry) for files in written for name, entry in files.items()}
-        own = self._begun.path / OWN_FILES
+        assert self._attempt is not None
+        files: dict[str, Stored] = {}
         if self._files is not None:
-            for name, (size, digest) in sorted(sync_tree(own).items()):
-                files[f"{OWN_FILES}/{name}"] = Stored(size, digest)
+            own = sync_tree(self._attempt.path / OWN_FILES)
+            files = {f"{OWN_FILES}/{name}": Stored(size, digest) for name, (size, digest) in sorted(own.items())}
+        self._attempt.commit(*self._seal(written, files))
+        return None
+
+    def _finish(self, directory: str, sealed: Any) -> None:
+        """What all ranks do after `_conclude`, with its answer."""
+
+    def _seal(self, written: list[dict[str, Any]], own: dict[str, Stored]) -> tuple[bytes, bytes | None]:
+        """The manifest, and its signature with a signing key."""
+        files = {name: Stored(**entry) for files in written for name, entry in files.items()}
         manifest = Manifest(
             format=FORMAT,
             step=self._step,
-            attempt=self._begun.identity,
+            attempt=self.identity,
             world_size=self._peers.size,
             meta=dict(self._meta),
             run_state=dict(self._run_state),
             tensors=self._table,
-            files=files,
+            files={**files, **own},
         )
         data = manifest.encode()
         if len(data) > manifest_limit(len(manifest.files)):
             raise CheckpointError(f"the manifest has {len(data):,} bytes, more than a reader accepts")
         key = signing.key()
-        self._begun.commit(data, None if key is None else signature_of(key, self._run, data))
-        return step_name(self._step)
+        return data, None if key is None else signature_of(key, self._run, data)
 
     def _close(self) -> None:
         if self._attempt is None:

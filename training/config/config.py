@@ -71,14 +71,15 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _best_checkpoints(self) -> Self:
-        evaluates, saves = self.train.eval_every, self.checkpoint.every
-        if self.checkpoint.keep_best and evaluates % saves and saves % evaluates:
-            near = max(1, round(evaluates / saves)) * saves
-            raise wrong(
-                "checkpoint.keep_best",
-                f"checkpoint.keep_best needs the held-out loss of saved steps, but train.eval_every {evaluates} and "
-                f"checkpoint.every {saves} rarely meet; nearest value of train.eval_every: {near}",
-            )
+        evaluates = self.train.eval_every
+        for kept in (self.checkpoint, self.checkpoint.tiers.s3):
+            if kept is not None and kept.keep_best and evaluates % kept.every and kept.every % evaluates:
+                near = max(1, round(evaluates / kept.every)) * kept.every
+                raise wrong(
+                    f"{kept.key}.keep_best",
+                    f"{kept.key}.keep_best needs the held-out loss of saved steps, but train.eval_every {evaluates} "
+                    f"and {kept.key}.every {kept.every} rarely meet; nearest value of train.eval_every: {near}",
+                )
         return self
 
     @model_validator(mode="after")

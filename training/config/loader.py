@@ -174,6 +174,14 @@ def nearest_key(name: str) -> str | None:
     return keys[close[0]] if close else None
 
 
+def _nearest_number(error: ErrorDetails) -> str:
+    """The whole number nearest to one that is out of bounds."""
+    limits = error.get("ctx", {})
+    nearest = [limits[name] + step for name, step in (("gt", 1), ("ge", 0), ("lt", -1), ("le", 0)) if name in limits]
+    whole = type(error["input"]) is int and all(type(limit) is int for limit in nearest)
+    return f"; nearest value: {nearest[0]}" if nearest and whole else ""
+
+
 def _yaml() -> YAML:
     yaml = YAML(typ="rt")
     yaml.allow_duplicate_keys = False
@@ -262,7 +270,7 @@ def _message(
         return f"{texts['cell'][0]} and {texts['model'][0]}: {reason}"
     if error["type"] == "value_error":
         return f"{where}{key}: {reason}"
-    hint = ""
+    hint = _nearest_number(error)
     if error["type"] == "literal_error" and isinstance(error["input"], str):
         options = [
             o.strip("'") for o in str(error.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")

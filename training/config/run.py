@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from training.config.base import Count, NotNegative, Section, Whole, not_bool, wrong
-
-# S3's rules for bucket names; a key only needs to have no blanks and not to begin or end with a slash.
-S3_PREFIX = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/([^\s/](?:\S*[^\s/])?)")
+from training.config.base import Count, NotNegative, Section, Whole, divisor_near, not_bool, wrong
+from training.run.bucket import S3_PREFIX
 
 
 class Device(Section):
@@ -102,15 +100,11 @@ class Parallel(Section):
         return self
 
 
-class Checkpoint(Section):
-    """When the run commits its state."""
+class Kept(Section):
+    """How often a step is saved in one place, and which of them are kept there."""
 
     every: Count
     """Number of steps between two checkpoints; the last step always gets one."""
-
-    asynchronous: bool = False
-    """Whether a copy of the state is written while training continues; the copy takes the host's memory, and
-    the last save of a run is always waited for."""
 
     keep: Annotated[int, BeforeValidator(not_bool), Field(strict=True, ge=2)] = 2
     """Number of the newest checkpoints that are kept, at least 2."""
@@ -121,17 +115,96 @@ class Checkpoint(Section):
     keep_best: Whole = 0
     """Number of the checkpoints with the lowest held-out loss that are kept besides; 0 for none."""
 
-    keep_bad_days: NotNegative = 7.0
-    """Days for which a checkpoint that failed verification, or was set aside, is kept as evidence; it goes earlier
-    when its space is needed."""
+    key: ClassVar[str]
 
     @model_validator(mode="after")
     def _milestones(self) -> Self:
         if self.keep_every % self.every:
             near = max(1, round(self.keep_every / self.every)) * self.every
-            text = f"is not a multiple of checkpoint.every {self.every}; nearest value: {near}"
-            raise wrong("checkpoint.keep_every", f"checkpoint.keep_every {self.keep_every} {text}")
+            text = f"is not a multiple of {self.key}.every {self.every}; nearest value: {near}"
+            raise wrong(f"{self.key}.keep_every", f"{self.key}.keep_every {self.keep_every} {text}")
         return self
+
+
+class Local(Section):
+    """Checkpoints in the memory or on the disk of each node, with a copy of each file on another node."""
+
+    every: Count
+    """Number of steps between two checkpoints there; a divisor of `checkpoint.every`."""
+
+    path: str
+    """An absolute path: a volume of each pod's own, in memory or on a local disk."""
+
+    keep: Annotated[int, BeforeValidator(not_bool), Field(strict=True, ge=2)] = 2
+    """Number of the newest checkpoints that are kept there, at least 2."""
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        if not value.startswith("/") or not value.isprintable() or ".." in value.split("/"):
+            raise ValueError(f"{value!r} is not an absolute path; nearest value: /{value.strip('./') or 'local'}")
+        return value
+
+
+class S3(Kept):
+    """Checkpoints in a bucket: copies of those of the shared volume."""
+
+    key = "checkpoint.tiers.s3"
+
+    to: str
+    """The place, s3://bucket/prefix; a run's checkpoints lie in a folder with its name."""
+
+    @field_validator("to")
+    @classmethod
+    def _place(cls, value: str) -> str:
+        return _prefix(value)
+
+
+class Tiers(Section):
+    """Further places: the memory of each node, and a bucket."""
+
+    local: Local | None = None
+    """Checkpoints in the memory or on the disk of each node, with a copy of each file on another node."""
+
+    s3: S3 | None = None
+    """Checkpoints in a bucket: copies of those of the shared volume."""
+
+
+class Checkpoint(Kept):
+    """When the run commits its state."""
+
+    key = "checkpoint"
+
+    asynchronous: bool = False
+    """Whether a copy of the state is written while training continues; the copy takes the host's memory, and
+    the last save of a run is always waited for."""
+
+    keep_bad_days: NotNegative = 7.0
+    """Days for which a checkpoint that failed verification, or was set aside, is kept as evidence; it goes earlier
+    when its space is needed."""
+
+    tiers: Tiers = Tiers()
+    """Further places: the memory of each node, and a bucket."""
+
+    @model_validator(mode="after")
+    def _intervals(self) -> Self:
+        local, remote = self.tiers.local, self.tiers.s3
+        if local is not None and self.every % local.every:
+            text = (
+                f"does not divide checkpoint.every {self.every}; nearest value: {divisor_near(self.every, local.every)}"
+            )
+            raise wrong("checkpoint.tiers.local.every", f"checkpoint.tiers.local.every {local.every} {text}")
+        if remote is not None and remote.every % self.every:
+            near = max(1, round(remote.every / self.every)) * self.every
+            text = f"is not a multiple of checkpoint.every {self.every}; nearest value: {near}"
+            raise wrong("checkpoint.tiers.s3.every", f"checkpoint.tiers.s3.every {remote.every} {text}")
+        return self
+
+
+def _prefix(value: str) -> str:
+    if not S3_PREFIX.fullmatch(value):
+        raise ValueError(f"{value!r} is not a prefix in a bucket: write s3://bucket/prefix")
+    return value
 
 
 class Upload(Section):
@@ -149,6 +222,4 @@ class Upload(Section):
     @field_validator("to")
     @classmethod
     def _place(cls, value: str) -> str:
-        if not S3_PREFIX.fullmatch(value):
-            raise ValueError(f"{value!r} is not a prefix in a bucket: write s3://bucket/prefix")
-        return value
+        return _prefix(value)

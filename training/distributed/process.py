@@ -32,6 +32,11 @@ class Attempt:
         self.step: int | None = None
         self.stop_requested = False
 
+    @property
+    def restarted(self) -> bool:
+        """Whether ranks of this pod have trained before, and torchrun has started them again."""
+        return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
     def listen(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._request)

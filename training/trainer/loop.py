@@ -26,12 +26,12 @@ import transformers
 
 from training.checkpoint.layout import step_name
 from training.checkpoint.read import Checkpoint
-from training.checkpoint.store import Store
+from training.checkpoint.tiers import Tiers
 from training.config import Config, ConfigError
 from training.device import Device, resolve
 from training.distributed.process import Attempt
 from training.distributed.rank_zero import while_others_wait
-from training.distributed.ranks import Ranks, join, own_group
+from training.distributed.ranks import Ranks, join
 from training.models.counting import flops_per_token, parameters
 from training.run import failure, heartbeat
 from training.run.commit import commit
@@ -44,10 +44,11 @@ from training.trainer.guard import Guard
 from training.trainer.metrics import Metrics, Pending, first_heldout, summary
 from training.trainer.optimizer import build_optimizer, build_schedule, clip_gradients
 from training.trainer.parallelize import Parallel, parallelise
+from training.trainer.places import open_tiers
 from training.trainer.profiling import Profile
 from training.trainer.replicas import Replicas
 from training.trainer.saver import Saver
-from training.trainer.space import check_space, checkpoint_bytes, rules_of
+from training.trainer.space import checkpoint_bytes
 from training.trainer.state import TrainState, check_same_run, rank_seed
 from training.trainer.stragglers import Stragglers
 
@@ -75,7 +76,7 @@ class Watched:
 
     guard: Guard
     replicas: Replicas
-    store: Store
+    tiers: Tiers
     saver: Saver
     metrics: Metrics
 
@@ -109,12 +110,8 @@ def _train(run: Run, attempt: Attempt) -> None:
     )
     schedule = build_schedule(optimizer, config.train)
     now = TrainState(parallel, optimizer, schedule, device, run.feed, config.train.seed)
-    beside = config.checkpoint.asynchronous
-    group = own_group(ranks, COLLECTIVE_TIMEOUT) if beside else ranks.group
-    store = Store(directory.checkpoints, keep=rules_of(config), group=group, log=log.warning)
-    if ranks.first:
-        check_space(config, directory, checkpoint_bytes(config, parallel))
-    checkpoint = store.latest(partial(state.check, rank=ranks.rank))
+    tiers = open_tiers(config, directory, ranks, checkpoint_bytes(config, parallel), COLLECTIVE_TIMEOUT)
+    checkpoint = tiers.latest(partial(state.check, rank=ranks.rank), again=attempt.restarted)
     if checkpoint is not None:
         _check_continues(run, checkpoint)
         state.restore(now, checkpoint, ranks.rank)
@@ -137,9 +134,10 @@ def _train(run: Run, attempt: Attempt) -> None:
     if device.extracts_graphs:
         _show_graphs(run, now, metrics, attempt, guard)
         return
-    replicas, saver = Replicas(config, parallel, device), Saver(store, run.meta, beside=beside)
+    replicas = Replicas(config, parallel, device)
+    saver = Saver(tiers, run.meta, beside=config.checkpoint.asynchronous)
     with Trackers(directory, config.track if ranks.first else None, log.info):
-        _to_the_end(run, now, Watched(guard, replicas, store, saver, metrics), attempt)
+        _to_the_end(run, now, Watched(guard, replicas, tiers, saver, metrics), attempt)
     _upload(run, now.step)
 
 
@@ -224,7 +222,7 @@ def _advance(run: Run, now: TrainState, watched: Watched, attempt: Attempt) -> N
     heartbeat.enter("training", now.step)
     last = now.step == recipe.steps
     evaluates = now.step % recipe.eval_every == 0 and not last
-    saves = now.step % run.config.checkpoint.every == 0 or last
+    saves = watched.tiers.due(now.step)
     if evaluates or saves or now.step % run.config.device.log_every == 0:
         metrics.flush()
     if evaluates or saves or now.step % COLLECT_EVERY == 0:
@@ -245,7 +243,7 @@ def _roll_back(run: Run, now: TrainState, watched: Watched, error: failure.LossE
     watched.guard.check_may_roll_back(error)
     with heartbeat.during("loading"):
         watched.saver.finish()
-        checkpoint = watched.store.latest(partial(state.check, rank=run.ranks.rank))
+        checkpoint = watched.tiers.latest(partial(state.check, rank=run.ranks.rank), again=True)
         if checkpoint is None:
             raise failure.LossError(error.kind, error.step, f"{error}; there is no checkpoint to roll back to")
         before_update = error.step > now.step  # the bad step's samples are still to be counted

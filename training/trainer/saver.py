@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from functools import partial
 from typing import Any
 
 from training.checkpoint.errors import CheckpointError
-from training.checkpoint.store import Store
+from training.checkpoint.tiers import Tiers
 from training.run import heartbeat
 from training.trainer import state
 from training.trainer.state import TrainState
@@ -20,12 +21,12 @@ class Saver:
     """Commits a run's checkpoints; all ranks call each method at the same step.
 
     With `beside` a save copies the state to the host before the next step, and a thread writes, hashes and
-    commits the copy during the next steps. `store` then needs a process group of its own. At most one save is in
+    commits the copy during the next steps. `tiers` then need a process group of their own. At most one save is in
     flight. A process that ends before the commit leaves the earlier checkpoints as they are.
     """
 
-    def __init__(self, store: Store, meta: dict[str, Any], *, beside: bool) -> None:
-        self._store, self._meta, self._beside = store, meta, beside
+    def __init__(self, tiers: Tiers, meta: dict[str, Any], *, beside: bool) -> None:
+        self._tiers, self._meta, self._beside = tiers, meta, beside
         self._thread: threading.Thread | None = None
 
     def save(self, now: TrainState, *, must: bool) -> None:
@@ -46,7 +47,7 @@ class Saver:
                 log.info("step %d waited %.1f s for the copy of its state", now.step, time.perf_counter() - started)
                 return
             try:
-                state.save(now, self._store, self._meta)
+                state.collect(now).commit(partial(self._tiers.save, must=must), self._meta)
             except CheckpointError as error:
                 if must:
                     raise
@@ -62,7 +63,7 @@ class Saver:
 
     def _commit(self, copied: state.Collected, started: float) -> None:
         try:
-            copied.commit(self._store, self._meta)
+            copied.commit(partial(self._tiers.save, must=False), self._meta)
         except Exception as error:  # noqa: BLE001 - whatever ends a thread must not be silent
             _warn(copied.step, error)
             return

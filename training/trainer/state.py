@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -137,15 +138,13 @@ class Collected:
         device.synchronize()
         return replace(self, tensors=tensors)
 
-    def commit(self, store: Store, meta: dict[str, Any]) -> None:
-        """Commit it as the checkpoint of its step, on all ranks together.
+    def commit(self, save: Callable[..., Any], meta: dict[str, Any]) -> None:
+        """Commit it as the checkpoint of its step with a store's `save`, on all ranks together.
 
         Raises:
             CheckpointError: on every rank, if any rank cannot write; earlier checkpoints are unchanged.
         """
-        store.save(
-            self.step, self.tensors, rank_state=self.rank_state, run_state=self.run_state, meta=meta, finite=True
-        )
+        save(self.step, self.tensors, rank_state=self.rank_state, run_state=self.run_state, meta=meta)
 
 
 def collect(state: TrainState) -> Collected:
@@ -158,7 +157,7 @@ def collect(state: TrainState) -> Collected:
 
 def save(state: TrainState, store: Store, meta: dict[str, Any]) -> None:
     """Commit the state as it is now. Raises as `Collected.commit`."""
-    collect(state).commit(store, meta)
+    collect(state).commit(partial(store.save, finite=True), meta)
 
 
 _COUNTS = {"schedule": ("last_epoch",), "data": ("position",), "counters": ("step", "tokens")}

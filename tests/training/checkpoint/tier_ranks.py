@@ -1,0 +1,87 @@
+"""What real ranks do with checkpoints in several places; `ranks.py` calls these functions."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from tests.training.checkpoint.ranks import rank_and_world
+from tests.training.checkpoint.values import held, same, state, whole, zeroed
+from training.checkpoint.keep import Rules
+from training.checkpoint.node import Nodes, Spread
+from training.checkpoint.peers import Peers
+from training.checkpoint.read import Checkpoint
+from training.checkpoint.s3 import Bucket
+from training.checkpoint.store import Store
+from training.checkpoint.tiers import Remote, Tiers
+from training.run import bucket as run_bucket
+
+
+def _on_nodes(home: str, nodes: int) -> Nodes:
+    rank, world = rank_and_world()
+    name = f"node-{rank * nodes // world}"
+    return Nodes(Path(home) / "nodes", "tiny", name, Peers(None), keep=2, log=lambda line: None)
+
+
+def save_on_nodes(home: str, nodes: int, steps: list[int], sharded: bool) -> None:
+    """Save some steps in the memory of `nodes` nodes."""
+    rank, world = rank_and_world()
+    there = _on_nodes(home, nodes)
+    for step in steps:
+        there.save(step, held(whole(step), rank, world, sharded=sharded), state(step, rank), {}, {})
+
+
+def load_from_nodes(home: str, nodes: int, sharded: bool) -> dict[str, Any]:
+    """Load the newest whole step of the nodes, and compare it with what was saved."""
+    rank, world = rank_and_world()
+    found = _on_nodes(home, nodes).newest()
+    assert found is not None
+    equal = _loads(found, held(whole(found.step), rank, world, sharded=sharded))
+    states = [found.rank_state(each) == state(found.step, each) for each in range(found.world_size)]
+    return {"step": found.step, "equal": equal and all(states)}
+
+
+def _tiers(home: str, bucket: str, asked: list[str]) -> Tiers:
+    """Nodes every 2 steps, the volume every 4, the bucket every 8; `asked` gets each request of S3."""
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+    os.environ.update({**keys, "AWS_ENDPOINT_URL_S3": bucket, "AWS_EC2_METADATA_DISABLED": "true"})
+    run_bucket.ATTEMPTS = 1
+    there = Bucket("s3://tiers/tiny")
+    there._client.meta.events.register("before-send.s3", lambda **_: asked.append("asked"))
+    store = Store(Path(home) / "tiny" / "checkpoints")
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)
+    remote = Remote(there, store, Peers(group), every=8, keep=Rules(), log=print, say=print)
+    nodes = _on_nodes(home, rank_and_world()[1])
+    return Tiers(store, every=4, steps=8, nodes=nodes, nodes_every=2, remote=remote, log=print)
+
+
+def train_on_tiers(home: str, bucket: str, steps: int) -> dict[str, Any]:
+    """Save each step wherever it is due; return the steps of each place."""
+    rank, world = rank_and_world()
+    tiers = _tiers(home, bucket, [])
+    for step in range(1, steps + 1):
+        if tiers.due(step):
+            tensors = held(whole(step), rank, world, sharded=True)
+            tiers.save(step, tensors, state(step, rank), {}, {}, must=False)
+    return {"volume": tiers.store.steps(), "bucket": Bucket("s3://tiers/tiny").steps()}
+
+
+def load_from_tiers(home: str, bucket: str, again: bool) -> dict[str, Any]:
+    """Load the newest step; say where it came from, and how often S3 was asked."""
+    rank, world = rank_and_world()
+    asked: list[str] = []
+    found = _tiers(home, bucket, asked).latest(lambda _: None, again=again)
+    assert found is not None
+    equal = _loads(found, held(whole(found.step), rank, world, sharded=True))
+    place = "nodes" if isinstance(found, Spread) else "volume"
+    return {"step": found.step, "equal": equal, "from": place, "asked": len(asked)}
+
+
+def _loads(checkpoint: Checkpoint, wanted: dict[str, Any]) -> bool:
+    found = zeroed(wanted)
+    checkpoint.load(found)
+    return same(found, wanted)
