@@ -50,7 +50,7 @@ def rows(kubectl: Kubectl, everywhere: bool) -> tuple[list[Row], dict[str, str]]
 
 
 def each(kubectl: Kubectl, jobs: Sequence[LiveJob], causes: bool = True) -> Iterator[Row]:
-    """Yield the row of each job, with the cause of one that does not train if that is wanted."""
+    """Yield the row of each job, with the cause of one that does not train. Without `causes`, no log is read."""
     with ThreadPoolExecutor(AT_ONCE) as threads:
         yield from threads.map(lambda job: _row(kubectl, job, causes), jobs)
 
@@ -58,7 +58,7 @@ def each(kubectl: Kubectl, jobs: Sequence[LiveJob], causes: bool = True) -> Iter
 def _row(kubectl: Kubectl, job: LiveJob, causes: bool) -> Row:
     name = f"{job.namespace}/{name_of(job.top)}"
     try:
-        status = Status(collect.collect(kubectl, job))
+        status = Status(collect.collect(kubectl, job, logs=causes))
         now = status.training()
         trains = status.state == "Running" and now["phase"] in (None, *TRAINS) and now["step"] is not None
         over = status.state in ("Succeeded", "Suspended")
