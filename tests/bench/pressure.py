@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -33,9 +34,9 @@ class Meter:
         self._thread.join()
 
     def foreign(self, start: float, end: float) -> float:
-        """Return the largest share of the samples that overlap a time; 1 if there is none."""
+        """Return the mean share of the samples that overlap a time; 1 if there is none."""
         over = [share for at, share in self.samples if at > start and at - _EVERY < end]
-        return max(over, default=1.0)
+        return statistics.fmean(over) if over else 1.0
 
     def clean(self, start: float, end: float) -> bool:
         return self.foreign(start, end) <= LIMIT
