@@ -20,7 +20,7 @@ from tools.facts import environment
 from tools.facts.instances import EFA, NVIDIA, Instance
 from tools.kube.manifests import Manifests
 from tools.simulator import wiring
-from tools.workload.pytorchjob import PyTorchJob
+from tools.workload.pytorchjob import RESTARTS_PER_NODE, PyTorchJob
 from training import config
 
 Objects = dict[tuple[str, str], dict[str, Any]]
@@ -113,7 +113,7 @@ def test_job_ends_restarts_and_drains_as_the_operator_needs(
 ) -> None:
     policy = job["spec"]["runPolicy"]
     assert policy["cleanPodPolicy"] == "Running"
-    assert policy["backoffLimit"] == matrix.RESTARTS_PER_NODE * cell.nodes
+    assert policy["backoffLimit"] == RESTARTS_PER_NODE * cell.nodes
     assert "ttlSecondsAfterFinished" not in policy  # a reconciler would start the finished job again
     assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == "OnFailure"
     environment = {entry["name"]: entry.get("value") for entry in container["env"]}

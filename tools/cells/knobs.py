@@ -10,17 +10,14 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from tools.cells import kustomize, locate, memory, renaming
+from tools.cells import kustomize, locate, renaming
 from tools.cells.instance_patch import fit, wanted_types
 from tools.cells.kustomize_graph import is_kustomization
-from tools.cells.matrix import RESTARTS_PER_NODE
-from tools.cells.trainer_config import load_config, write_settings
 from tools.core import UserError, repo
 from tools.facts.instances import INSTANCE_LABEL, INSTANCES, NEURON, NVIDIA, Instance, instance
 from tools.kube.manifests import MOST_PODS, Manifests, Object, parse, read
-from tools.plan.memory import estimate
 from tools.workload import Workload, kinds
-from training.config import ConfigError
+from tools.workload.pytorchjob import RESTARTS_PER_NODE
 
 FEATURES = "overlays/feature"
 # Options of launchers that hold a number of nodes or of processes of a node, and the variables that do.
@@ -100,6 +97,8 @@ def applied(manifests: Manifests, knobs: Knobs) -> Manifests:
     result = _with_features(result, knobs.features)  # one may own a section of the configuration
     generated = renaming.generated(result)
     if knobs.settings:
+        from tools.cells.trainer_config import write_settings  # imported here: it would slow a plain render
+
         write_settings(result, knobs.settings)
     if knobs.instance is not None:
         _check_memory(result, instance(knobs.instance))
@@ -227,6 +226,11 @@ def _set_instance(job: Workload, name: str) -> None:
 
 def _check_memory(manifests: Manifests, new: Instance) -> None:
     """Raise UserError if the trainer's configuration needs more memory than machines of type `new` have."""
+    from tools.cells import memory  # imported here: they would slow a plain render
+    from tools.cells.trainer_config import load_config
+    from tools.plan.memory import estimate
+    from training.config import ConfigError
+
     config, nodes = load_config(manifests, repo.root()), kinds.job_of(manifests).nodes
     if config is None:
         return

@@ -17,10 +17,11 @@ from tools.cells.kustomize_graph import NOT_CELLS, refuse_diamonds
 from tools.cells.matrix_file import JOB, MARK, MATRIX, Cell, Matrix, load, read, text_of
 from tools.core import UserError, repo, tables
 from tools.facts.instances import Instance
+from tools.workload.pytorchjob import RESTARTS_PER_NODE
 from training import config
 
 __all__ = [
-    "MATRIX", "RESTARTS_PER_NODE", "Cell", "Change", "Matrix", "State", "changes", "check",
+    "MATRIX", "Cell", "Change", "Matrix", "State", "changes", "check",
     "configuration", "load", "prove", "read", "sync",
 ]  # fmt: skip
 
@@ -31,7 +32,6 @@ HEADER = f"{MARK} from {MATRIX}. Change it there.\n"
 SIZE_HEADER = f"{MARK} from tools/facts/instances.yaml. Change it there.\n"
 LEAF_FILES = ("kustomization.yaml", "cell.yaml")
 SIZE_FILES = ("kustomization.yaml", "pytorchjob.yaml")
-RESTARTS_PER_NODE = 3  # losing the rendezvous host restarts every pod once; the limit counts all pods
 _TEXTS: dict[str, str] = tables.load("cells/texts.yaml")
 
 

@@ -17,7 +17,7 @@ from tools.core import UserError, did_you_mean
 from tools.facts.instances import Instance, instance
 from tools.kube.manifests import LARGEST
 from training import config
-from training.config import bounds
+from training.run import bounds
 from training.run.files import read_bounded
 
 MATRIX = "overlays/matrix.yaml"

@@ -15,7 +15,7 @@ from tools.cells.kustomize import Renderer
 from tools.core import State, UserError, Verdict
 from tools.core.repo import shown
 from tools.gitops import flux_objects, git
-from training.config import bounds
+from training.run import bounds
 
 FOLDERS = ("base", "clusters", "overlays")  # from which Flux applies
 ENCRYPTED = "ENC["

@@ -15,7 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from yaml.constructor import ConstructorError  # type: ignore[import-untyped]
 
 from tools.core import UserError
-from training.config import bounds
+from training.run import bounds
 from training.run.files import read_bounded
 
 HELM = re.compile(r"\{\{-? {0,9}(?:if|range|include|with|end|define|\.Values|\$)\b")

@@ -14,6 +14,8 @@ from tools.workload.operator_pods import LABEL, LATEST
 from tools.workload.pod import Pod, PodsUnknown, main_container
 from tools.workload.workload import Role, Workload, label, number
 
+RESTARTS_PER_NODE = 3  # losing the rendezvous host restarts every pod once; the limit counts all pods
+
 
 class PyTorchJob(Workload):
     """A PyTorchJob: roles Master and Worker."""

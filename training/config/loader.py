@@ -22,9 +22,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from training.config import bounds
 from training.config.base import ConfigError, Section
 from training.config.config import Config
+from training.run import bounds
 from training.run.files import read_bounded
 
 FILES = ("model", "hardware", "cell")

@@ -16,7 +16,7 @@ from ruamel.yaml.error import YAMLError
 from tools.core import UserError, tables
 from tools.image.dockerfile.parse import Dockerfile, Instruction, Stage
 from tools.image.dockerfile.shell_script import commands, program, script
-from training.config import bounds
+from training.run import bounds
 from training.run.files import read_bounded
 
 LARGEST = 2**24  # bytes of a requirement file or a lock
