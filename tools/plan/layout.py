@@ -16,6 +16,7 @@ from training.models import counting
 KEEP_GATHERED_BELOW = 4_000_000_000
 LOGITS_OF_A_CHUNK = (1 << 27, 1 << 25)  # on a card, on a CPU: training/models/head.py
 FULL, HALF = 4, 2  # bytes of a number in fp32 and in bf16
+FLOAT8 = {"tensorwise": "fp8", "rowwise": "fp8-rowwise"}  # names of device.float8 in tools/facts/runs.yaml
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ class Layout:
             recompute=keys["activation_checkpointing"], kernels="eager" if device.compile == "off" else "compiled",
             logit=12 if device.compile == "off" else 4,
             attention="eager" if plain else "sdpa" if device.type == "cpu" else "flash2",
-            precision="fp32" if device.precision == "fp32" else "bf16",
+            precision="fp32" if device.precision == "fp32" else FLOAT8.get(device.float8, "bf16"),
             reduced=HALF if keys["reduce_precision"] == "bf16" else FULL,
             moments=2 * (HALF if config.train.moment_precision == "bf16" else FULL),
             chunk=0 if config.model.bert else chunk_size(

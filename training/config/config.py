@@ -100,6 +100,9 @@ class Config(Section):
                 "device.attention",
                 "device.attention is flex_attention, which has neither dropout nor masks for BERT; nearest value: sdpa",
             )
+        if self.device.float8 != "off" and (bert is not None or self.lora is not None or self.parallel.tensor > 1):
+            key = "architecture bert" if bert is not None else "lora" if self.lora is not None else "parallel.tensor"
+            raise wrong("device.float8", f"device.float8 does not work with {key}; nearest value: off")
         if self.masking is not None and self.masking.most > self.sequence_length:
             raise wrong(
                 "masking.most",

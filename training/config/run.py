@@ -29,6 +29,11 @@ class Device(Section):
     """Whether torch compiles the model's layers; `auto` is on for cuda and for a cpu with a C++ compiler, and
     off for neuron, which compiles whole graphs itself."""
 
+    float8: Literal["off", "tensorwise", "rowwise"] = "off"
+    """How the layers' matrix products are rounded to float8, by torchao: with one scale for each tensor or each
+    row, or not at all; for compiled bf16 pre-training and whole fine-tunes on cards that multiply float8 (Ada,
+    Hopper and later; rowwise from Hopper on)."""
+
     cacheset: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "auto"
     """Name of the directory of compiled graphs on neuron, in the run's own cache, used by one job at a time;
     `auto` gives configurations with equal graphs the same one."""

@@ -54,6 +54,10 @@ class Device:
         """Whether DistributedDataParallel exchanges gradients; else the loop calls `exchange`."""
         return True
 
+    def lacks_float8(self, recipe: str) -> str | None:
+        """Why this device cannot multiply float8 with scales for each tensor or row; None if it can."""
+        return f"{self.name()} multiplies no float8"
+
     @property
     def extracts_graphs(self) -> bool:
         """Whether a compiler only collects graphs from this run: nothing is computed, no value is real."""

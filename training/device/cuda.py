@@ -59,6 +59,16 @@ class Cuda(Device):
         """From the table of data sheets; None for an unknown card."""
         return card_peak(self.name(), self.precision)
 
+    def lacks_float8(self, recipe: str) -> str | None:
+        """Compute capabilities by torchao's documentation of float8 training (docs.pytorch.org/ao, 2026-11)."""
+        least, found = (9, 0) if recipe == "rowwise" else (8, 9), torch.cuda.get_device_capability(self.torch_device)
+        if found >= least:
+            return None
+        return (
+            f"{self.name()} has compute capability {'.'.join(map(str, found))}, and float8 {recipe} needs "
+            f"{'.'.join(map(str, least))}"
+        )
+
     def rng_state(self) -> dict[str, torch.Tensor]:
         return {**super().rng_state(), "cuda": torch.cuda.get_rng_state(self.torch_device)}
 

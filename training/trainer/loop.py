@@ -124,7 +124,7 @@ def _train(run: Run, attempt: Attempt) -> None:
         return
     directory.report.unlink(missing_ok=True)
 
-    peak, source = _total_peak(device, ranks)
+    peak, source = _total_peak(device, ranks, config.device.float8)
     metrics = Metrics(
         directory, ranks, device, task.losses,
         flops_per_token(config.model, config.sequence_length, config.lora), peak, source,
@@ -464,9 +464,11 @@ def _check_continues(run: Run, checkpoint: Checkpoint) -> None:
             )
 
 
-def _total_peak(device: Device, ranks: Ranks) -> tuple[float | None, str]:
+def _total_peak(device: Device, ranks: Ranks, float8: str) -> tuple[float | None, str]:
     ranks.barrier()  # a measured peak is right only while all ranks are busy
     peak, source = device.peak_flops()
+    if float8 != "off":
+        peak, source = None, "unknown: products are in float8, the rest is in bf16"
     total, known = ranks.sum([peak or 0.0, float(peak is not None)])
     return (total if known == ranks.world_size else None), source
 
@@ -476,13 +478,17 @@ def _introduce(run: Run, now: TrainState) -> None:
     blocks = f"blocks {'' if device.compile else 'not '}compiled ({device.compile_reason})"
     log.info(
         f"{parameters(config.model):,} parameters, {world_size} ranks on {device.name()}, "
-        f"{device.precision}, {device.attention} attention, {blocks}, {config.parallel.sharding}"
+        f"{device.precision}{_with_float8(config)}, {device.attention} attention, {blocks}, {config.parallel.sharding}"
     )
     log.info(
         f"{run.feed.describe()}; a step is {config.train.global_batch_size} samples: {run.ranks.data_size} ranks x "
         f"{config.accumulation(world_size)} accumulated x {config.parallel.micro_batch_size}; "
         f"data position {now.position:,}"
     )
+
+
+def _with_float8(config: Config) -> str:
+    return "" if config.device.float8 == "off" else f" with float8 products ({config.device.float8})"
 
 
 def _report(run: Run, now: TrainState, heldout_loss: float, metrics: Metrics) -> None:

@@ -29,6 +29,7 @@ from training.models.causal import CausalLM
 from training.models.counting import parameters
 from training.task import Task, Trainable
 from training.trainer.activations import keep_less
+from training.trainer.float8 import use_float8
 from training.trainer.tensor import split_products
 
 # With fewer parameters than this, gathered weights stay in memory between forward and backward, and whole
@@ -90,12 +91,13 @@ class Parallel:
 
 
 def parallelise(task: Task, config: Config, device: Device, ranks: Ranks) -> Parallel:
-    """Build on meta, split products, keep less, compile blocks, shard, initialise, replicate: in this order."""
+    """Build on meta, split and round products, keep less, compile, shard, initialise, replicate: in this order."""
     model = task.build(config, device)
     mesh = _mesh(config, device, ranks) if config.parallel.sharded and ranks.group is not None else None
     if mesh is not None and config.parallel.tensor > 1:
         assert isinstance(model, CausalLM)
         split_products(model, mesh["tensor"])
+    use_float8(model, config, device)
     keep_less(model, config.parallel, device)
     if device.compile:
         # Blocks overlap with the exchange of gradients as they are: no need to split them further.
