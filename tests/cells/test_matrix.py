@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 from ruamel.yaml import YAML
 
 from tools import cli
@@ -16,6 +17,7 @@ from tools.cells import matrix
 from tools.cells.kustomize import Renderer
 from tools.core import repo
 from tools.core.errors import UserError
+from training.config import Nodes
 
 LEAF = "overlays/cpu/llama-tiny"
 WRONG = YAML(typ="safe", pure=True).load(Path(__file__).with_name("wrong_matrices.yaml"))
@@ -77,6 +79,21 @@ def test_new_hardware_and_model_are_a_component_and_a_line(checkout: Path, rende
     assert re.search(r"maxReplicas: 4\n.*\n    minReplicas: 4", text)
     assert "backoffLimit: 12" in text
     assert not (checkout / "overlays/cpu/other").exists()
+
+
+def test_an_elastic_cell_has_its_bounds_in_the_job_and_in_its_configuration(checkout: Path, renderer: Renderer) -> None:
+    entry = f"{{nodes: {{min: 2, max: 4}}, retry: {{most: 5}}, {PARALLEL}}}"
+    write_matrix(checkout, f"cells: {{cpu: {{llama-tiny: {entry}}}}}\n")
+    (cell,) = matrix.sync(checkout).cells
+    assert (cell.least, cell.nodes) == (2, 4)
+    text = renderer.build(checkout / LEAF)
+    job = next(one for one in yaml.safe_load_all(text) if one["kind"] == "PyTorchJob")
+    assert job["metadata"]["annotations"]["trainyard/nodes"] == "2:4"
+    elastic = {"minReplicas": 2, "maxReplicas": 4, "maxRestarts": 5, "rdzvBackend": "c10d"}
+    assert job["spec"]["elasticPolicy"] == {**elastic, "rdzvConf": [{"key": "last_call_timeout", "value": "15"}]}
+    assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 4
+    assert job["spec"]["runPolicy"]["backoffLimit"] == 20
+    assert matrix.configuration(checkout, cell).nodes == Nodes(min=2, max=4)
 
 
 def test_cells_that_left_the_matrix_are_removed_and_nothing_else(checkout: Path) -> None:

@@ -20,6 +20,7 @@ from tools.workload import Workload, kinds
 from tools.workload.pytorchjob import RESTARTS_PER_NODE
 
 FEATURES = "overlays/feature"
+ELASTIC = "trainyard/nodes"  # annotation of an elastic cell's objects: its bounds, 2:4
 # Options of launchers that hold a number of nodes or of processes of a node, and the variables that do.
 NODES = ("--nnodes", "--num_machines", "--num_nodes"), ("PET_NNODES", "NNODES", "NUM_NODES")
 # accelerate counts the processes of all nodes.
@@ -96,10 +97,11 @@ def applied(manifests: Manifests, knobs: Knobs) -> Manifests:
         _set_image(job, knobs.image)
     result = _with_features(result, knobs.features)  # one may own a section of the configuration
     generated = renaming.generated(result)
-    if knobs.settings:
+    settings = (*(("nodes=null",) if _was_elastic(job, knobs) else ()), *knobs.settings)
+    if settings:
         from tools.cells.trainer_config import write_settings  # imported here: it would slow a plain render
 
-        write_settings(result, knobs.settings)
+        write_settings(result, settings)
     if knobs.instance is not None:
         _check_memory(result, instance(knobs.instance))
     renaming.rename(result, generated, knobs.name)
@@ -119,6 +121,12 @@ def features() -> list[str]:
     return sorted(
         path.relative_to(top).as_posix() for path in top.rglob("*") if path.is_dir() and is_kustomization(path)
     )
+
+
+def _was_elastic(job: Workload, knobs: Knobs) -> bool:
+    """Return whether --nodes gives an elastic cell one size; the annotation goes."""
+    annotations = job.item["metadata"].get("annotations") or {}
+    return knobs.nodes is not None and annotations.pop(ELASTIC, None) is not None
 
 
 def _set_nodes(job: Workload, nodes: int) -> None:

@@ -19,6 +19,7 @@ from tools.core import UserError, repo, tables
 from tools.facts.instances import Instance
 from tools.workload.pytorchjob import RESTARTS_PER_NODE
 from training import config
+from training.config import elastic
 
 __all__ = [
     "MATRIX", "Cell", "Change", "Matrix", "State", "changes", "check",
@@ -32,6 +33,7 @@ HEADER = f"{MARK} from {MATRIX}. Change it there.\n"
 SIZE_HEADER = f"{MARK} from tools/facts/instances.yaml. Change it there.\n"
 LEAF_FILES = ("kustomization.yaml", "cell.yaml")
 SIZE_FILES = ("kustomization.yaml", "pytorchjob.yaml")
+IN_PATCH = " " * 6  # the indentation of a leaf's patches
 _TEXTS: dict[str, str] = tables.load("cells/texts.yaml")
 
 
@@ -67,12 +69,19 @@ def leaf(cell: Cell) -> dict[str, str]:
     if cell.instance is not None:
         parts.insert(1, f"hardware/{cell.hardware}/{cell.instance.name}")
     parts.append(IMAGES)  # last: it pins what the hardware has named
+    retry = cell.sections.get("retry") or {}
+    most = retry.get("most", RESTARTS_PER_NODE)
+    bounded = cell.least is not None
     text = _TEXTS["leaf"].format(
         hardware=cell.hardware,
         model=cell.model,
         nodes=cell.nodes,
         job=JOB,
-        backoff_limit=RESTARTS_PER_NODE * cell.nodes,
+        least=cell.least or cell.nodes,
+        elastic=_TEXTS["elastic"] + IN_PATCH if bounded else "",
+        bounds=_TEXTS["bounds"].format(least=cell.least, nodes=cell.nodes) if bounded else "",
+        restarts=_TEXTS["restarts"].format(most=most) + IN_PATCH if retry else "",
+        backoff_limit=most * cell.nodes,
         components=", ".join(f"../../{part}" for part in parts),
         own="" if cell.script else _TEXTS["own"],
     )
@@ -179,6 +188,7 @@ def prove(root: Path, cell: Cell) -> None:
     if cell.instance is None:
         return
     try:
+        elastic.check(checked, cell.instance.processes)
         checked.accumulation(cell.nodes * cell.instance.processes)
     except config.ConfigError as problem:
         raise UserError(f"{MATRIX}:{cell.line}: cells.{cell.hardware}.{cell.model}: {problem}") from problem

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training.config import Config
-from training.data.sampler import heldout_batches, micro_batches, samples_at
+from training.data.sampler import PADDING, Indices, heldout_batches, micro_batches, samples_at
 from training.distributed.ranks import Ranks
 from training.task import Batch
 
@@ -59,8 +59,12 @@ class IndexedFeed:
             position, recipe.global_batch_size, self._config.parallel.micro_batch_size,
             ranks.data_rank, ranks.data_size,
         )  # fmt: skip
-        size = len(self.train)
-        return [self.train.batch(samples_at(places, recipe.seed, size), places // size) for places in steps]
+        return [self._read(places) for places in steps]
+
+    def _read(self, places: Indices) -> Batch:
+        size, known = len(self.train), np.maximum(places, 0)
+        chosen = np.where(places == PADDING, PADDING, samples_at(known, self._config.train.seed, size))
+        return self.train.batch(chosen, known // size)
 
     def heldout(self, sequences: int) -> Iterator[Batch]:
         """Read the held-out samples, always as in epoch 0."""

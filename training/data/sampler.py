@@ -78,16 +78,17 @@ def micro_batches(
     """Return the positions that `rank` reads in the step from `position` on: one array per micro batch.
 
     Micro batch m of a rank covers the positions from position + (m * world_size + rank) * micro_batch_size
-    on. So the global batch and the order of its micro batches do not depend on the world size.
+    on. So the global batch and the order of its micro batches do not depend on the world size. Every rank gets equally
+    many, as collectives require: where the ranks cannot share them evenly, some of them end with one of PADDING.
     """
-    share, rest = divmod(global_batch_size, micro_batch_size * world_size)
-    if rest or share < 1:
-        raise DataError(
-            f"global batch size {global_batch_size} is not a multiple of micro batch size {micro_batch_size} "
-            f"x world size {world_size}"
-        )
-    firsts = position + (np.arange(share, dtype=np.int64) * world_size + rank) * micro_batch_size
-    return list(firsts[:, None] + np.arange(micro_batch_size, dtype=np.int64))
+    count, rest = divmod(global_batch_size, micro_batch_size)
+    if rest or count < world_size:
+        of = f"global batch size {global_batch_size}"
+        raise DataError(f"{of} has no micro batch of {micro_batch_size} samples for each of {world_size} ranks")
+    numbers = np.arange(-(-count // world_size), dtype=np.int64) * world_size + rank
+    places = position + numbers[:, None] * micro_batch_size + np.arange(micro_batch_size, dtype=np.int64)
+    places[numbers >= count] = PADDING
+    return list(places)
 
 
 def heldout_batches(count: int, micro_batch_size: int, rank: int, world_size: int, n: int) -> list[Indices]:

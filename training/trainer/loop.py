@@ -27,7 +27,7 @@ import transformers
 from training.checkpoint.layout import step_name
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.tiers import Tiers
-from training.config import Config, ConfigError
+from training.config import Config, ConfigError, elastic
 from training.device import Device, resolve
 from training.distributed.process import Attempt
 from training.distributed.rank_zero import while_others_wait
@@ -88,6 +88,7 @@ def train(task: Task, config: Config, directory: RunDir, data_root: Path, attemp
     device = resolve(config)
     ranks = join(device, COLLECTIVE_TIMEOUT, config.parallel.tensor)
     _log_to(directory, ranks)
+    elastic.check(config, ranks.local_world_size)
     config.accumulation(ranks.world_size)
     heartbeat.enter("preparing data")
     feed = task.open(config, ranks, data_root, directory, _say)

@@ -3,11 +3,22 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tools.cells.knobs import ELASTIC
 from tools.core.verdict import State, Verdict, bad, doubtful, good
 from tools.kube import Object
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Job, Subject, title
 from tools.workload import Workload, kinds
+
+SAME_SIZE = (
+    "a lost node then stops the job until it is back; set nodes to one number, or use a PyTorchJob without a queue"
+)
+# Why jobs of other kinds keep their size (trainer v2.3.0, jobset v0.12.0; November 2026).
+FIXED = {
+    "TrainJob": "Trainer 2.2 removed elasticPolicy (kubeflow/trainer#3235), and nothing has replaced it (#2903)",
+    "JobSet": "it has a number of replicas and no bounds",
+    "Job": "torchrun would need --nnodes MIN:MAX, and an Indexed Job counts a lost pod as failed",
+}
 
 
 @rule("types")
@@ -108,13 +119,22 @@ def _sets_nodes(job: Job) -> bool:
     return any(one is None or any(word.startswith("--nnodes") for word in one.words) for one in found)
 
 
-@rule("elastic-flags", each="operator_jobs")
+@rule("elastic-flags", each="jobs")
 def elastic_flags(subject: Subject, job: Job) -> Iterator[Verdict]:
-    elastic = job.spec.get("elasticPolicy") or {}
+    workload, elastic = job.workload, job.spec.get("elasticPolicy") or {}
+    asked = (job.item["metadata"].get("annotations") or {}).get(ELASTIC)
+    if asked and workload.kind in FIXED:
+        place = Place(job.object, f"metadata.annotations.{ELASTIC}", asked)
+        yield bad(place, f"the size of a {workload.kind} is fixed: {FIXED[workload.kind]}", SAME_SIZE)
+    if workload.kind != "PyTorchJob":
+        return
     low, high = elastic.get("minReplicas"), elastic.get("maxReplicas")
     if job.analysis is None or not job.analysis.nodes or low is None or high is None or low == high:
         return
     torchrun = job.analysis.nodes[0].launch.torchrun
+    if workload.queue:
+        place = Place(job.object, "spec.elasticPolicy", f"{low} to {high}, queue {workload.queue}")
+        yield bad(place, "Kueue admits all of the job's pods or none, and cannot shrink or grow it", SAME_SIZE)
     given = [] if torchrun is None else [word for word in torchrun.words if word.startswith("--nnodes")]
     place = Place(job.object, "spec.elasticPolicy", f"{low} to {high}; {' '.join(given) or 'no --nnodes'}")
     if given and ":" not in "".join(torchrun.words if torchrun else []):
