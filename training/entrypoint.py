@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from training.pod import development, launcher, metrics_server, rendezvous
+from training.pod.retries import Retries
 from training.pod.supervisor import Pod
 from training.run.directory import RunDir
 from training.run.failure import CODES
@@ -72,8 +73,8 @@ def main() -> None:
         kind = "config" if isinstance(problem, rendezvous.BadIdError) else "storage"
         _say(f"no rendezvous id: {problem} (exit code {CODES[kind]})")
         sys.exit(CODES[kind])
-    command = _command(words)
-    sys.exit(development.run(lambda code: Pod(command, limits, run, environment, code), restarts))
+    command, retries = _command(words), Retries(run, words) if run else None
+    sys.exit(development.run(lambda code: Pod(command, limits, run, environment, code, retries), restarts))
 
 
 def _say(text: str) -> None:

@@ -16,7 +16,8 @@ from tools.core.verdict import State
 from tools.job import retry
 from tools.job.diagnosis import cause
 from tools.job.diagnosis.explain import explain
-from tools.job.retry import LEDGER, FailedAttempt, NextAttempt
+from tools.job.retry import FailedAttempt, NextAttempt
+from tools.job.snapshot.live_job import LEDGER
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Manifests
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.training import flipped
-from tests.training.conftest import own_network
 from tests.training.inprocess import Texts
+from tests.training.jobs import own_network
 from training.checkpoint.layout import committed_steps
 from training.config import apply_override
 from training.run.failure import CODES, PERMANENT

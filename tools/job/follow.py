@@ -1,9 +1,11 @@
 """Follows a job until its first step, its end, or a cause that keeps it from training."""
 
+import math
 import re
 import time
 
-from tools.core import Say, UserError, wait
+from tools.core import Say, UserError, repo, wait
+from tools.job import retry, submit
 from tools.job.diagnosis.admission import is_over
 from tools.job.diagnosis.cause import Cause
 from tools.job.diagnosis.explain import Explanation, explain
@@ -11,9 +13,10 @@ from tools.job.metrics import progress
 from tools.job.metrics.series import Record
 from tools.job.snapshot import LiveJob, Snapshot
 from tools.job.snapshot.collect import collect
-from tools.kube import Kubectl
-from tools.workload import Workload
+from tools.kube import Kubectl, Manifests
+from tools.workload import Workload, kinds
 
+LOOK = 10.0  # seconds between two looks at a job that is followed to its end
 STANDS = 6.0  # seconds that a cause must last: kubelets and controllers need a moment
 
 
@@ -24,9 +27,13 @@ class Followed:
     explanation: Explanation
     step: Record | None = None
     cause: Cause | None = None
+    reached = 0  # the newest step that was seen, also while pods lived
 
-    def __init__(self, kubectl: Kubectl, job: LiveJob, uid: str, steps: bool, say: Say) -> None:
+    def __init__(
+        self, kubectl: Kubectl, job: LiveJob, uid: str, steps: bool, say: Say, to_the_end: bool = False
+    ) -> None:
         self._kubectl, self._job, self._uid, self._steps, self._say = kubectl, job, uid, steps, say
+        self._to_the_end = to_the_end
         self._since: dict[str, float] = {}  # when the present cause was first seen
         self._said = ""
 
@@ -40,12 +47,13 @@ class Followed:
         if self.snapshot.uid != self._uid:
             raise UserError(f"{self.snapshot.name} was replaced by another job: {self.snapshot.uid}", code=1)
         self.explanation = explain(self.snapshot)
+        self.reached = max(self.reached, progress.of(self.snapshot).step or 0)
         self.step = first_step(self.snapshot) if self._steps else None
         first = self.explanation.causes[:1]
         self._since = {cause.kind: self._since.get(cause.kind, time.monotonic()) for cause in first}
         lasting = [cause for cause in first if time.monotonic() - self._since[cause.kind] > STANDS]
         self.cause = lasting[0] if lasting else None
-        return bool(self.step or self.cause or self.is_over)
+        return self.is_over or bool((self.step or self.cause) and not self._to_the_end)
 
     def report(self) -> None:
         """Print the job's state, if more than its numbers has changed."""
@@ -63,6 +71,35 @@ def follow(kubectl: Kubectl, job: Workload, uid: str, seconds: float, say: Say, 
     """
     followed = Followed(kubectl, LiveJob(job), uid, steps, say)
     wait.until(followed.look, seconds, report=lambda _waited: followed.report())
+    return followed
+
+
+def to_the_end(kubectl: Kubectl, manifests: Manifests, uid: str, say: Say) -> Followed:
+    """Watch the job `uid` until it ends, and submit it again as often as the cell's key `retry` allows.
+
+    Raises UserError if another job takes the job's name, or an attempt is refused.
+    """
+    from tools.cells.trainer_config import load_config
+
+    config, job = load_config(manifests, repo.root()), kinds.job_of(manifests)
+    rule = config.retry if config else None
+    while True:
+        followed = _ended(Followed(kubectl, LiveJob(job), uid, True, say, to_the_end=True))
+        seen = followed.snapshot
+        if rule is None or seen.condition("Succeeded") is not None:
+            return followed
+        try:
+            planned = retry.plan(kubectl, seen, followed.explanation, rule.most, rule, followed.reached)
+        except UserError as problem:
+            say(f"not submitted again: {problem.message}")
+            return followed
+        last = planned.last
+        say(f"attempt {len(planned.ledger)} of {rule.most}: {last.cause}: {last.evidence}; changes {last.changed}")
+        uid = submit.uid_of(retry.carry_out(kubectl, seen, planned.objects, say), job.item)
+
+
+def _ended(followed: Followed) -> Followed:
+    wait.until(followed.look, math.inf, every=LOOK, report=lambda _waited: followed.report())
     return followed
 
 

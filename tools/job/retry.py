@@ -6,19 +6,25 @@ import re
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tools.cells.trainer_config import config_texts
 from tools.core import Say, State, UserError, foreign_files, output, repo, tables
 from tools.job import stop, submit, submitted
+from tools.job.diagnosis import exit_codes
 from tools.job.diagnosis.explain import Explanation
 from tools.job.diagnosis.resources import accelerators
+from tools.job.metrics import progress
 from tools.job.snapshot import Snapshot, lookup
+from tools.job.snapshot.live_job import LEDGER
 from tools.job.snapshot.pod import template_specs
 from tools.job.submit import Applied
 from tools.kube import Kubectl, Manifests, Object, name_of
 from tools.workload import kinds
 
-LEDGER = "trainyard/attempts"  # annotation of the job: its failed attempts as JSON
+if TYPE_CHECKING:
+    from training.config import Retry
+
 MICRO = "parallel.micro_batch_size"
 OWNERS = ("kustomize.toolkit.fluxcd.io/name", "argocd.argoproj.io/instance")
 UNKNOWN = "unknown"
@@ -35,6 +41,7 @@ class FailedAttempt:
     cause: str
     evidence: str
     changed: str
+    step: int | None = None  # the newest one that was seen
 
 
 @dataclass(frozen=True)
@@ -59,10 +66,14 @@ def ledger(job: Object) -> list[FailedAttempt]:
         raise UserError(message) from None
 
 
-def plan(kubectl: Kubectl, seen: Snapshot, found: Explanation, most: int) -> NextAttempt:
+def plan(
+    kubectl: Kubectl, seen: Snapshot, found: Explanation, most: int, rule: "Retry | None" = None, reached: int = 0
+) -> NextAttempt:
     """Return the next attempt; UserError with the reason if it cannot help or exceeds a limit.
 
-    The next attempt of a job that another object made is that object's.
+    The next attempt of a job that another object made is that object's. With the cell's key `retry` as the `rule`, the
+    cause must be of its classes, and the run must have made a step that the attempt before did not make. `reached` is
+    the newest step that was seen earlier.
     """
     _check_state(seen, found)
     stop.resource_of(seen.live)
@@ -70,6 +81,9 @@ def plan(kubectl: Kubectl, seen: Snapshot, found: Explanation, most: int) -> Nex
     kind = cause.kind if cause else UNKNOWN
     evidence = cause.evidence[0] if cause and cause.evidence else found.summary
     before = ledger(seen.live.top)
+    step = max(reached, progress.of(seen).step or 0)
+    if rule is not None:
+        _check_rule(rule, kind, before, step)
     _check_bounds(kind, found, before, most)
     job = submitted.clean(seen.live.top)
     objects = Manifests(seen.name, [job, *submitted.configuration(kubectl, seen.workload)])
@@ -77,7 +91,7 @@ def plan(kubectl: Kubectl, seen: Snapshot, found: Explanation, most: int) -> Nex
     if kind in ("oom-device", "oom-host"):
         changed = _halve(objects, seen, cause.remedy if cause else "", len(before) + 1)
     ended = datetime.now(UTC).isoformat(timespec="seconds")
-    attempts = [*before, FailedAttempt(seen.uid, ended, kind, evidence, changed)]
+    attempts = [*before, FailedAttempt(seen.uid, ended, kind, evidence, changed, step)]
     annotations = job["metadata"].setdefault("annotations", {})
     annotations[LEDGER] = json.dumps([asdict(one) for one in attempts])
     if changed == "nothing":
@@ -110,6 +124,16 @@ def _check_bounds(kind: str, found: Explanation, before: list[FailedAttempt], mo
     if same >= MOST[kind]:
         times = output.count(same, "retry", "retries")
         raise UserError(f"{kind} has occurred again after {times}", "`yard job why` prints a fix", 1)
+
+
+def _check_rule(rule: "Retry", kind: str, before: list[FailedAttempt], step: int) -> None:
+    """Raise UserError where the key `retry` of the cell ends the job."""
+    if rule.classes != "transient" and kind not in {name for one in rule.classes for name in exit_codes.kinds(one)}:
+        raise UserError(f"retry.classes does not have {kind}", "`yard job retry` asks you instead", 1)
+    if before and step <= (before[-1].step or 0):
+        then = f"step {step} now, step {before[-1].step or 0} then"
+        message = f"there was no new step since the attempt before: {then}"
+        raise UserError(message, "`yard job why` prints a fix", 1)
 
 
 def _halve(objects: Manifests, seen: Snapshot, remedy: str, number: int) -> str:

@@ -3,6 +3,7 @@
 from training.config.base import ConfigError, Section
 from training.config.config import BERT, FINETUNE, PRETRAIN, Config
 from training.config.data import Data, Masking, Stream
+from training.config.job import Nodes, Retry
 from training.config.loader import DATA, FILES, OWNER, apply_override, load, load_texts
 from training.config.model import BertShape, Lora, Model, RopeScaling
 from training.config.run import Checkpoint, Device, Parallel, Upload
@@ -12,6 +13,6 @@ from training.config.train import Sample, Train
 __all__ = [
     "BERT", "DATA", "FILES", "FINETUNE", "OWNER", "PRETRAIN",
     "BertShape", "Checkpoint", "Config", "ConfigError", "Data", "Device", "Lora", "Masking", "Model",
-    "Parallel", "RopeScaling", "Sample", "Section", "Stream", "Track", "Train", "Upload",
+    "Nodes", "Parallel", "Retry", "RopeScaling", "Sample", "Section", "Stream", "Track", "Train", "Upload",
     "apply_override", "load", "load_texts",
 ]  # fmt: skip

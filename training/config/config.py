@@ -11,6 +11,7 @@ from pydantic import model_validator
 from training.config.base import ConfigError, Count, Section, divisor_near, wrong
 from training.config.data import Data, Masking
 from training.config.families import OUTSIDE
+from training.config.job import Nodes, Retry
 from training.config.model import Lora, Model
 from training.config.run import Checkpoint, Device, Parallel, Upload
 from training.config.track import Track
@@ -53,6 +54,12 @@ class Config(Section):
 
     checkpoint: Checkpoint
     """When the run commits its state."""
+
+    nodes: Nodes | None = None
+    """Bounds of a job that may shrink and grow; without this section its size is fixed."""
+
+    retry: Retry | None = None
+    """Which failures are tried again; without this section the manifest's limits alone decide."""
 
     upload: Upload | None = None
     """The destination of the finished model; without this section it stays in the run directory."""
@@ -209,10 +216,16 @@ class Config(Section):
     def accumulation(self, world_size: int) -> int:
         """Micro batches per rank and step: global batch / (micro batch x ranks with own samples), without a rest.
 
+        In an elastic job some ranks may have an empty one, because each size trains the same global batch. A stream has
+        no empty ones.
+
         Raises:
             ConfigError: the global batch cannot be divided this way.
         """
         world_size //= self.parallel.tensor  # ranks that read samples of their own
+        count = self.train.global_batch_size // self.parallel.micro_batch_size
+        if self.nodes is not None and self.data.stream is None and count >= world_size:
+            return -(-count // world_size)
         per_pass = self.parallel.micro_batch_size * world_size
         steps, rest = divmod(self.train.global_batch_size, per_pass)
         if rest or not steps:

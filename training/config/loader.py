@@ -40,6 +40,8 @@ OWNER: dict[str, str] = {
     "device": "hardware",
     "parallel": "cell",
     "checkpoint": "cell",
+    "nodes": "cell",
+    "retry": "cell",
     "upload": "cell",
     "track": "cell",
 }

@@ -54,6 +54,7 @@ class Version(Protocol):
     replaced: bool  # by another version, before its own end
     summary: str  # of its end
     followed: bool  # its end only followed another pod's
+    refused: bool  # no other start may follow
 
     def run(self) -> int:
         """Run it; return the exit code."""
@@ -223,7 +224,7 @@ def _in_place(make: Callable[[Code | None], Version], left: int) -> int:
     while True:
         pod = make(None)
         result = pod.run()
-        if result < FIRST_CURABLE or not left or pod.asked_to_stop():
+        if result < FIRST_CURABLE or not left or pod.refused or pod.asked_to_stop():
             return result
         pod.say(f"starting again in this pod in {wait:.0f} s ({RESTARTS}: {left} left)")
         deadline = time.monotonic() + wait

@@ -110,8 +110,8 @@ def write(end: End, run: RunDir, restarts: int) -> None:
     write_json(run.end, _values(end, run, _attempts_of(attempts, end.pod)))
 
 
-def permanent_end() -> tuple[str, str] | None:
-    """Class and summary of this pod's earlier permanent end, None without one.
+def last_end() -> tuple[str, str] | None:
+    """Class and summary of this pod's earlier end, after which no other attempt follows; None without one.
 
     It is kept in the pod's /tmp under the pod's id. A restarted container still has that file; a new pod,
     created after the fix, does not.
@@ -124,13 +124,13 @@ def permanent_end() -> tuple[str, str] | None:
         kind, summary = str(found["class"]), str(found["summary"])
     except (OSError, ValueError, KeyError):
         return None
-    return (kind, summary) if kind in PERMANENT else None
+    return (kind, summary) if kind in CODES else None
 
 
-def remember(end: End) -> None:
-    """Keep class and summary of a permanent end for this pod's next start."""
+def remember(end: End, *, final: bool) -> None:
+    """Keep class and summary of a permanent or `final` end for this pod's next start."""
     path = _marker()
-    if path is not None and end.kind in PERMANENT:
+    if path is not None and (final or end.kind in PERMANENT):
         with contextlib.suppress(OSError):
             write_json(path, {"class": end.kind, "summary": end.summary()})
 

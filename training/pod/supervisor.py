@@ -16,6 +16,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from training.distributed.process import (
     ENTRYPOINT,
@@ -50,12 +51,27 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as in shells
 
 
+class Decision(Protocol):
+    """What follows a failure: the number of the start, of at most `most`, or why there is none."""
+
+    count: int
+    most: int
+    refusal: str
+
+
+class Retries(Protocol):
+    """What decides whether ranks start again: `training.pod.retries`, which the agent does not have."""
+
+    def decide(self, records: Sequence[Failure], *, ended: bool) -> Decision | None:
+        """Return what follows a new failure, None without one."""
+
+
 class Pod:
     """One start of a pod: its command, from the first line of output to the exit code.
 
     The command gets `environment` in addition to this process's own. Without `run` nothing is recorded, and
     ranks that hang are not detected. With `code` the command is one version of it, which ends when another
-    one is there.
+    one is there. `retries` decides whether the ranks may start again after a failure.
     """
 
     name = "entrypoint"  # stands before the lines that this process prints
@@ -67,8 +83,11 @@ class Pod:
         run: RunDir | None,
         environment: Mapping[str, str],
         code: Code | None = None,
+        retries: Retries | None = None,
     ) -> None:
         self.replaced = False
+        self.refused = False  # by the key `retry`: no new start may follow
+        self._retries = retries
         self.summary = ""  # how the command ended
         self.followed = False  # its end only followed another pod's
         self._code_here = code
@@ -101,10 +120,11 @@ class Pod:
 
     def run(self) -> int:
         """Run the launcher to its end; return the pod's exit code."""
-        already = end_record.permanent_end()
+        already = end_record.last_end()
         if already is not None and self._code_here is None:
             kind, summary = already
-            self.say("this pod's last attempt ended with an error that another attempt cannot fix")
+            self.refused = True
+            self.say("this pod's last attempt ended the run: no other attempt follows")
             self.say(f"{summary} (exit code {CODES[kind]})")
             return CODES[kind]
         adopt_orphans()
@@ -242,7 +262,7 @@ class Pod:
         if self._ending is not None:
             if now - self._ending > END_SECONDS:
                 self._signal(signal.SIGKILL)
-        elif any(record.kind in PERMANENT for record in self._records()) or self._version_failed():
+        elif any(record.kind in PERMANENT for record in self._records()) or self._version_failed() or self._refuses():
             time.sleep(RECORD_SECONDS)
             self._ending = now
             self._signal(signal.SIGTERM)
@@ -256,6 +276,17 @@ class Pod:
         own = [one for one in self._records() if one.host == socket.gethostname()]
         itself = any(not failure.is_consequence(one.kind) for one in own)
         return itself or self.failures > self._code_here.failures
+
+    def _refuses(self, *, ended: bool = False) -> bool:
+        """Return whether a failure happened after which the ranks must not start again, and say what follows it."""
+        if self._retries is None or self.refused or self._stopping is not None:
+            return self.refused
+        decision = self._retries.decide(self._records(), ended=ended)
+        if decision is not None:
+            self.refused = bool(decision.refusal)
+            follows = f"no other start follows: {decision.refusal}"
+            self.say(follows if self.refused else f"start {decision.count} of {decision.most} after a failure")
+        return self.refused
 
     def is_ending(self) -> bool:
         """Return whether the command was told to end after a failure."""
@@ -361,7 +392,8 @@ class Pod:
         if self._run:
             with self._told("end record"):
                 end_record.write(finished, self._run, self.restarts)
-        end_record.remember(finished)
+        refused = finished.kind != "done" and self._refuses(ended=True)
+        end_record.remember(finished, final=refused)
         self.summary, self.followed = finished.summary(), failure.is_consequence(finished.kind)
         if finished.kind != "done":
             self.say(f"{finished.summary()} (exit code {finished.code})")

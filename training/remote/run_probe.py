@@ -94,6 +94,7 @@ def look(run: Path) -> dict[str, Any]:
         "config": json.dumps(configured) if configured else None,
         "heartbeats": every(run / "heartbeat", "rank-*.json"),
         "failures": every(run / "failures", "*.json"),
+        "retries": every(run / "retries", "*.json"),
         "end": read_json(run / "end.json"),
         "report": read_json(run / "report.json"),
         "checkpoints": checkpoints(run / "checkpoints"),

@@ -12,8 +12,8 @@ from tools.cli import _knobs
 from tools.cli.job import _options
 from tools.cli.plan import _shown
 from tools.core import UserError, output, wait
-from tools.job import stop, submit, submitted, sweep, sync
-from tools.job.follow import Followed, follow
+from tools.job import follow, stop, submit, submitted, sweep, sync
+from tools.job.follow import Followed
 from tools.job.snapshot import LiveJob, lookup
 from tools.job.submit import Applied
 from tools.kube import Kubectl, Manifests, name_of
@@ -50,11 +50,14 @@ def command(
     yes: bool,
     dev: bool,
     no_follow: bool,
+    to_the_end: bool,
     timeout: int,
     as_json: bool,
 ) -> int:
     if resume and replace:
         raise UserError("--resume continues the job and --replace ends it: give one of them")
+    if to_the_end and (no_follow or dry_run or sweeps):
+        raise UserError("--follow watches one job to its end: give neither --no-follow, --dry-run nor --sweep")
     plain, here = cells_knobs.rendered(cell, file, Knobs()), lookup.in_namespace(kubectl)
     points = sweep.points(submit.with_served_kind(here, plain, knobs, output.note), sweeps)
     jobs = [_Job(one, cells_knobs.applied(plain, one)) for one in points]
@@ -78,7 +81,11 @@ def command(
         return 0
     if not as_json:
         _print_objects(here, objects)
-    followed = follow(here, wanted, submit.uid_of(objects, wanted.item), timeout, output.note)
+    uid = submit.uid_of(objects, wanted.item)
+    if to_the_end:
+        followed = follow.to_the_end(here, jobs[0].manifests, uid, output.note)
+    else:
+        followed = follow.follow(here, wanted, uid, timeout, output.note)
     return _print_followed(here, objects, followed, as_json)
 
 

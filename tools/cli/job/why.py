@@ -73,6 +73,8 @@ def _show(found: Explanation, verbose: bool) -> None:
         others = ", ".join(cause.kind for cause in found.causes[1:])
         if others and not verbose:
             output.line(f"  it may also explain: {others} (-v shows them)")
+    for line in found.retries:
+        output.line(f"  retried: {line}")
     for cause in found.causes[1:] if verbose else []:
         output.line(f"then {cause.kind}: {cause.summary}")
         for line in cause.evidence:

@@ -28,6 +28,11 @@ def kind_of(code: int, accelerated: bool) -> str | None:
     return KINDS.get(kind, kind) or SIGNALS.get(code) or ("drained" if code == 143 else None)
 
 
+def kinds(kind: str) -> set[str]:
+    """Return the causes that a class of the trainer stands for."""
+    return {"oom-device", "oom-host"} if kind == "out of memory" else {KINDS.get(kind, kind)}
+
+
 def with_signal(kind: str, exception: bool, code: int | None) -> str:
     """Return the kind of a log's failure, or that of the signal that ended the process.
 

@@ -1,8 +1,10 @@
 """Why a job is in its state: the first cause, healthy, or cannot tell, with what was checked."""
 
+import contextlib
 import itertools
+import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tools.core import State, Verdict, duration, moment
@@ -20,6 +22,7 @@ from tools.job.diagnosis import (
 )
 from tools.job.diagnosis.cause import Cause, Rule
 from tools.job.metrics import progress
+from tools.job.snapshot.live_job import LEDGER
 from tools.job.snapshot.pod import JobPod, claim_names
 from tools.job.snapshot.snapshot import Snapshot
 from training.run.directory import objects
@@ -45,13 +48,15 @@ RULES: tuple[Rule, ...] = (
 NEW = 60.0  # seconds that a pod has to get a node, and a container to start
 PULL = 1800.0  # seconds that the pull of a large image may take
 IMPORTS = 180.0  # seconds that Python may take to import torch from a slow disk without output
+MOST_RETRIES = 20  # that are told
 QUIET = 300.0  # seconds after which a log without new lines is no sign of life
 NAMES = {State.PASS: "healthy", State.FAIL: "cause", State.CANNOT_TELL: "cannot tell"}
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The answer. `causes` are in order: the first explains the job. `checked` is what the answer rests on.
+    """The answer. `causes` are in order: the first explains the job. `checked` is what the answer rests on,
+    `retries` what was tried again before, each with its cause.
 
     The state is PASS for a healthy job, and FAIL if a cause was found.
     """
@@ -60,6 +65,7 @@ class Explanation:
     summary: str
     causes: list[Cause] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
+    retries: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -79,12 +85,17 @@ class Explanation:
             "state": self.name,
             "cause": self.causes[0].kind if self.causes else None,
             "causes": [cause.as_dict() for cause in self.causes],
+            "retries": self.retries,
             "looked_at": self.checked,
         }
 
 
 def explain(snapshot: Snapshot, rules: Iterable[Rule] = RULES) -> Explanation:
     """Apply every rule, and order what the rules find."""
+    return replace(_explained(snapshot, rules), retries=list(_retried(snapshot)))
+
+
+def _explained(snapshot: Snapshot, rules: Iterable[Rule]) -> Explanation:
     checked = _checked(snapshot)
     if done := snapshot.condition("Succeeded"):
         if idle := list(no_steps.ended(snapshot)):
@@ -216,6 +227,28 @@ def _checked(snapshot: Snapshot) -> list[str]:
         f" {count(len(snapshot.logs), 'log')}, progress from {progress.of(snapshot).source}",
     ]
     return [*found, *_skipped(snapshot), *(f"not seen: {what}: {reason}" for what, reason in snapshot.unseen.items())]
+
+
+def _retried(snapshot: Snapshot) -> Iterator[str]:
+    """Yield each retry with its cause: what process 1 decided, by the run's ledger, and attempts of the whole job."""
+    kept = (snapshot.run or {}).get("retries") or {}
+    for one in sorted(kept.values(), key=lambda one: one.get("time") or 0)[-MOST_RETRIES:]:
+        where = f"rank {one.get('rank')} on {short(one.get('host'))} at step {one.get('step')}"
+        refusal, start = one.get("refusal"), f"start {one.get('count')} of {one.get('most')} in the pods"
+        follows = f"no start followed, because {short(refusal)}" if refusal else start
+        yield f"{follows}, after {short(one.get('class'))}: {where}: {short(one.get('message'))}"
+    text = (snapshot.live.top["metadata"].get("annotations") or {}).get(LEDGER, "")
+    for number, one in enumerate(_parsed(text)[-MOST_RETRIES:], start=1):
+        why, changed = f"{short(one.get('cause'))}: {short(one.get('evidence'))}", short(one.get("changed"))
+        yield f"attempt {number} of the whole job ended at {short(one.get('ended'))}: {why}; the next changed {changed}"
+
+
+def _parsed(text: str) -> list[dict[str, Any]]:
+    """Return the objects of a ledger, which others can write; empty if it is none."""
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(text)
+        return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return []
 
 
 def _skipped(snapshot: Snapshot) -> Iterator[str]:

@@ -7,6 +7,7 @@ from tools.job.snapshot.kinds import NOT_READ, OWNERS
 from tools.kube import Object, name_of
 from tools.workload import JobState, Workload, kinds
 
+LEDGER = "trainyard/attempts"  # annotation of a job: its failed attempts as JSON
 APP_WRAPPER = "AppWrapper.workload.codeflare.dev"
 # status.phase of an AppWrapper whose job does not exist: it was not created yet, or was deleted again.
 # Source: api/v1beta2/appwrapper_types.go of github.com/project-codeflare/appwrapper, v1.1.2.
