@@ -82,7 +82,7 @@ Parallel.exchange_rest = slow
 runpy.run_module("training.pretrain", run_name="__main__")
 """
 SETTINGS = (
-    "model.vocab_size=512", "train.steps=16", "train.eval_every=16", "train.eval_sequences=2",
+    "model.vocab_size=512", "train.warmup_steps=2", "train.steps=16", "train.eval_every=16", "train.eval_sequences=2",
     "checkpoint.every=16", "device.compile=off",
 )  # fmt: skip
 

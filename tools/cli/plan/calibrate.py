@@ -33,7 +33,7 @@ def command(
         raise UserError(f"{run.name}: {len(measured)} timed steps after the first {FIRST}, which is too few")
     step_s = statistics.median(_seconds(one, plan, each) or 0.0 for one in measured)
     if plan.run.machine is None and plan.run.instance is None:
-        plan = calibrate.on_cpu(plan, _peak(measured, plan))
+        plan = calibrate.on_cpu(plan, peak_of(measured, plan))
     before = plan.step_s
     name, value = calibrate.fitted(plan, step_s)
     told = f"planned {before:.3g} s before" if before else "unknown before"
@@ -55,7 +55,7 @@ def _seconds(record: Record, plan: Plan, each: bool) -> float | None:
     return layout.step_tokens / record.tokens_per_s / (layout.gpus if each else 1)
 
 
-def _peak(records: list[Record], plan: Plan) -> float:
+def peak_of(records: list[Record], plan: Plan) -> float:
     """Return the peak FLOP/s of a rank that the run measured."""
     peaks = [one.tokens_per_s * plan.flops_per_token / one.mfu for one in records if one.tokens_per_s and one.mfu]
     if not peaks:

@@ -1,0 +1,82 @@
+"""Step times of our own CPU cells beside their plans: `python -m tests.plan.cells`, on an idle machine.
+
+Each cell runs here for some steps and measures the peak of its processors. It is then planned with that peak and with
+the constant that explains the other cells.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.cells import knobs, outlook
+from tools.cells.knobs import Knobs
+from tools.cli.plan.calibrate import FIRST, peak_of
+from tools.core import repo
+from tools.job.metrics import sources
+from tools.plan import calibrate, speed
+from tools.plan.layout import FITTED
+from tools.plan.outlook import Plan
+from training.run.directory import RunDir
+
+NAME, STEPS = "measured", 40
+# The adapted cell trains the weights of the first.
+CELLS: dict[str, tuple[str, ...]] = {
+    "cpu/llama-tiny": (),
+    "cpu/bert-tiny": (),
+    "cpu/llama-tiny-lora": (f"model.weights=run:cpu-llama-tiny-train-{NAME}",),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A cell's plan on the measured peak, its measured step, and the constant with which both are equal."""
+
+    cell: str
+    plan: Plan
+    step_s: float
+    constant: float
+
+    def planned(self, constant: float) -> float:
+        run = self.plan.run
+        assert run.machine is not None
+        return speed.seconds(run.shape, run.layout, run.machine, {**FITTED, "matmul CPU": constant})
+
+
+def measure(cell: str, settings: tuple[str, ...]) -> Measured:
+    """Run a cell on this machine."""
+    sized = (
+        "train.warmup_steps=2",
+        f"train.steps={STEPS}",
+        f"train.eval_every={STEPS}",
+        f"checkpoint.every={STEPS}",
+        *settings,
+    )
+    changes = Knobs(settings=sized, name=NAME)
+    command = [str(Path(sys.executable).with_name("yard")), "run", cell, "--fresh", *changes.arguments()]
+    subprocess.run(command, check=True, cwd=repo.root(), stdout=sys.stderr)
+    plan = outlook.of(knobs.rendered(cell, None, changes))
+    assert isinstance(plan, Plan)
+    records = sources.of_run(cell, RunDir(repo.local() / "runs" / plan.run.name)).records[FIRST:]
+    plan = calibrate.on_cpu(plan, peak_of(records, plan))
+    step_s = statistics.median(one.step_s or 0.0 for one in records)
+    return Measured(cell, plan, step_s, calibrate.fitted(plan, step_s)[1])
+
+
+def main() -> None:
+    """Print the table."""
+    found = [measure(cell, settings) for cell, settings in CELLS.items()]
+    print("| cell | measured | planned | error | constant |\n|---|--:|--:|--:|--:|")
+    for one in found:
+        others = [other.constant for other in found if other is not one]
+        planned = one.planned(math.exp(statistics.mean(map(math.log, others))))
+        error = planned / one.step_s - 1
+        print(f"| {one.cell} | {one.step_s:.3f} s | {planned:.3f} s | {error:+.1%} | {one.constant:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
