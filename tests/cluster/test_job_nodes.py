@@ -146,7 +146,7 @@ def _killed(kube: Kube, nodes: Nodes, team: str, manifest: str, prepared: Path) 
     time.sleep(WAIT)
     for node in nodes.nodes:
         kube.run("uncordon", node.name)
-    job.wait_step(23)  # the first checkpoint is of step 20
+    job.wait_step(28)  # the first checkpoint is of step 20: eight steps are lost at least
     pod, before = job.pod(1), job.restarts(1)
     nodes.of(pod).kill_container(pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://"))
     kube.wait("a restart", lambda: job.restarts(1) > before, SECONDS)
@@ -166,7 +166,7 @@ def _check_ledger(job: Training, asked: Callable[..., Any]) -> None:
     assert ends[0] - 1 <= found["rank_seconds"] <= ends[1] + 1, "the wall time of both ranks"
     price = Fraction(str(instance(kind).price_usd_per_hour))
     cost = price * (found["rank_seconds"] - seconds["queued"]) / 3600
-    assert abs(Fraction(found["usd"]) - cost) <= Fraction(1, 200), "the nearest cent"
+    assert abs(Fraction(found["usd"]) - cost) <= Fraction(6, 1000), "the nearest cent, of seconds that are rounded"
     assert sum(map(Fraction, found["usd_by_category"].values())) == Fraction(found["usd"])
     assert seconds["queued"] >= 2 * (WAIT - 1), "both ranks waited for nodes"
     lost = ("start and import", "training", "restart and rendezvous", "lost to redo")
