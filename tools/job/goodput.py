@@ -1,7 +1,8 @@
 """What a run's time was used for, in seconds and dollars: its ledger, with prices, causes and what to do."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -58,8 +59,7 @@ class Account:
 
     def losses(self) -> list[tuple[str, int]]:
         """The largest categories that are not training, with their seconds."""
-        found = [(name, number) for name, number in self.seconds.items() if name != "training" and number]
-        return sorted(found, key=lambda one: -one[1])[:LARGEST]
+        return losses([self])
 
     def as_dict(self) -> Object:
         """Return the account for JSON."""
@@ -114,12 +114,24 @@ class Account:
         yield f"  ETTR    {_share(book.ettr)} of the time since the start was training that was kept"
         tied = (f"{key} {output.short(value, 80) if value else UNKNOWN}" for key, value in self.tied.items())
         yield f"  {', '.join(tied)}"
-        for name, number in self.losses():
-            yield f"  {name}, {duration(number)}: {TO_DO[name]}"
+        yield from advice([self])
         yield from (f"  note: {note}" for note in book.notes)
 
 
 UNKNOWN = "unknown"
+
+
+def losses(accounts: Iterable[Account]) -> list[tuple[str, int]]:
+    """Return the largest categories of several accounts together that are not training, with their seconds."""
+    found: Counter[str] = Counter()
+    for one in accounts:
+        found.update({name: number for name, number in one.seconds.items() if name != "training" and number})
+    return found.most_common(LARGEST)
+
+
+def advice(accounts: Iterable[Account]) -> Iterator[str]:
+    """Yield a line for each of the largest losses: what to do."""
+    yield from (f"  {name}, {duration(number)}: {TO_DO[name]}" for name, number in losses(accounts))
 
 
 def of(run: Run, machine: str | None = None, since: float | None = None) -> Account | None:

@@ -69,6 +69,8 @@ def _print(found: list[Account]) -> None:
     rest = f", {len(found) - len(known)} without a known price" if len(known) < len(found) else ""
     total = goodput.dollars(sum(sum(cents.values()) for cents in known))
     output.line(f"{len(found)} runs, {hours:,.2f} rank-hours, {total} USD{rest}")
+    for line in goodput.advice(found):
+        output.line(line)
 
 
 def _row(one: Account) -> tuple[str, ...]:
