@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from training.checkpoint.dcp import METADATA
 from training.checkpoint.verify import balanced
 from training.config import Config
 from training.data.run_tokenizer import dataset_directory
@@ -20,6 +21,7 @@ from training.run.directory import RunDir, read_json
 from training.task import Trainable
 from training.weights.architecture import check_architecture, check_same_model
 from training.weights.broadcast import Broadcast
+from training.weights.dcp import DcpModel
 from training.weights.errors import WeightsError
 from training.weights.experts import joined
 from training.weights.source import RUN, commit_of, is_run, locate_directory, open_run
@@ -116,7 +118,8 @@ def open_weights(
         present = (name for name in (CONFIG, GENERATION) if (directory / name).exists())
         files = {name: read_object(directory / name) for name in present}
         origin = {FILES: files, **commit_of(named, directory)}
-        stored, tokenizer = SafetensorsDirectory(directory), directory
+        stored = DcpModel(directory) if (directory / METADATA).exists() else SafetensorsDirectory(directory)
+        tokenizer = directory
     tensors = joined(stored)
     (check or check_causal)(tensors, config)
     digest = _digest(stored, config, broadcast, say)

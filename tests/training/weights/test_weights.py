@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -64,6 +65,20 @@ def test_the_digest_is_of_the_weights_however_files_divide_them(tmp_path: Path, 
     tensors["model.norm.weight"][3] += 1e-6
     save_file(tensors, tmp_path / "one" / "model.safetensors")
     assert open_weights(configuration(str(tmp_path / "one"), **LLAMA), run).digest != digests[0]
+
+
+def test_the_model_in_another_trainers_dcp_checkpoint_is_the_same_base(tmp_path: Path, run: RunDir) -> None:
+    """It lies beside the optimizer's state, and is the same weights as the published files."""
+    published = publish(tmp_path / "published")
+    state = {"model": published.state_dict(), "optimizer": {"model.embed_tokens.weight.exp_avg": torch.zeros(3)}}
+    dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)  # type: ignore[attr-defined]
+    shutil.copy(tmp_path / "published" / "config.json", tmp_path / "dcp")
+    ours = open_weights(configuration(str(tmp_path / "dcp")), run)
+    assert ours.digest == open_weights(configuration(str(tmp_path / "published")), run).digest
+    dcp.save({**state, "ema": published.state_dict()}, checkpoint_id=tmp_path / "two", no_dist=True)  # type: ignore[attr-defined]
+    shutil.copy(tmp_path / "published" / "config.json", tmp_path / "two")
+    with pytest.raises(WeightsError, match=r"DCP holds several models of ema\., model\."):
+        open_weights(configuration(str(tmp_path / "two")), run)
 
 
 def test_old_files_with_rotary_tables_and_a_doubled_head_are_the_same_weights(tmp_path: Path, run: RunDir) -> None:
