@@ -17,7 +17,7 @@ from tools.kube.manifests import Object
 from tools.plan.memory import Room, estimate
 from tools.preflight.rule import Place, rule
 from tools.preflight.rules.security import labels_of
-from tools.preflight.rules.storage import mount_of, save_seconds
+from tools.preflight.rules.storage import LAYER, READ_ONLY, SHARED, mount_of, save_seconds, storage
 from tools.preflight.subject import Subject, Template, known_kind
 from tools.simulator import wiring
 from tools.simulator.command_line import literals, words
@@ -32,6 +32,8 @@ MODEL_KEY = re.compile(r"(?m)^[ \t]*+(?:weights|tokenizer|source):\s*+([^#\s]+)"
 WANDB_KEY = "wandb-api-key"  # a file of training/run/secret_files.py
 OWN_IMAGE = re.compile(r"(?:^|/)trainer-(?:cpu|cuda|neuron)[:@]")
 COMMIT = re.compile(r"[0-9a-f]{40}")
+RIGHTS = ("s3:ListBucket", "s3:GetObject", "s3:PutObject")
+IDENTITY = "serviceAccountName, and a role for it (yard cluster identity)"
 BYTES_SAVED = 12  # per parameter: an fp32 weight and two moments
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
@@ -100,6 +102,34 @@ def config_checkpoint(subject: Subject) -> Iterator[Verdict]:
             yield good(place, f"every {every} of {steps} steps")
         else:
             yield bad(place, f"every {every} steps, but train.steps is {steps}", f"at most {steps}")
+
+
+@rule("checkpoint-places")
+def checkpoint_places(subject: Subject) -> Iterator[Verdict]:
+    for template, texts in _configured(subject):
+        loaded = _loaded(texts)
+        if isinstance(loaded, ConfigError):
+            continue
+        local, remote = loaded.checkpoint.tiers.local, loaded.checkpoint.tiers.s3
+        if local is not None:
+            yield _on_node(template, local.path)
+        if remote is not None:
+            place = Place(template.object, "cell.yaml: checkpoint.tiers.s3.to", remote.to)
+            account = template.spec.get("serviceAccountName") or "default"
+            if account == "default":
+                yield bad(place, "the pods have no service account of their own to give a role to", IDENTITY)
+            else:
+                yield good(place, f"service account {account} needs a role for it: {', '.join(RIGHTS)}")
+
+
+def _on_node(template: Template, path: str) -> Verdict:
+    """Judge where the checkpoints of a node lie."""
+    place = Place(template.object, "cell.yaml: checkpoint.tiers.local.path", path)
+    where = storage(template, template.trainer()[1], path)
+    if where in (LAYER, READ_ONLY, SHARED):
+        told = "on the volume that all pods share" if where == SHARED else where
+        return bad(place, f"{told}, not on a volume of each pod's own", f"an emptyDir, mounted at {path}")
+    return good(place, where)
 
 
 @rule("device-memory")
