@@ -10,7 +10,7 @@ from tools.job.status import Status
 from tools.kube import Kubectl
 from tools.kube.kubectl import CANNOT_SEE
 
-EVERY = 5.0  # seconds between two snapshots of --watch
+EVERY = 5.0  # seconds between two snapshots of --watch in a terminal
 
 
 @_options.cluster
@@ -18,8 +18,9 @@ def command(kubectl: Kubectl, job: str | None, watch: bool, as_json: bool) -> in
     wanted = lookup.find(kubectl, job)
     status = Status(collect.collect(kubectl, wanted))
     with output.repainted(watch and not as_json) as page:
+        every = EVERY if page.painter else output.LINE_SECONDS
         page.show(functools.partial(_show, status, as_json))
-        while watch and status.state not in ("Succeeded", "Failed") and page.wait(EVERY):
+        while watch and status.state not in ("Succeeded", "Failed") and page.wait(every):
             before, status = status, _again(kubectl, wanted, status)
             if page.painter is not None or _facts(before) != _facts(status):
                 page.show(functools.partial(_show, status, as_json))
