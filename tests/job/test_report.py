@@ -12,7 +12,7 @@ import pytest
 from tests.job.conftest import Yard
 from tests.training.test_ledger import LIFE, write
 from tools.cli import invoke
-from tools.job import charts, report
+from tools.job import charts, report, runs
 from tools.job.charts import Curve
 from training.run.directory import RunDir, write_json
 
@@ -94,8 +94,8 @@ def test_a_page_has_what_the_run_tells(tmp_path: Path, yard: Yard) -> None:
 
 
 def test_runs_are_laid_over_each_other_with_what_differs(tmp_path: Path, yard: Yard) -> None:
-    runs = [str(a_run(tmp_path / name, rate).path) for name, rate in (("one", 0.1), ("two", 0.2))]
-    text = written(tmp_path / "page.html", yard, *runs)
+    laid = [str(a_run(tmp_path / name, rate).path) for name, rate in (("one", 0.1), ("two", 0.2))]
+    text = written(tmp_path / "page.html", yard, *laid)
     differences = text[text.index('aria-label="Differences"') :]
     differences = differences[: differences.index("</table>")]
     assert "<tr><td>train.learning_rate</td><td>0.1</td><td>0.2</td></tr>" in differences
@@ -123,6 +123,22 @@ def test_a_run_without_phases_or_steps_has_a_page_that_says_so(tmp_path: Path, y
     text = written(tmp_path / "page.html", yard, str(tmp_path / "run"))
     assert "CANNOT TELL: run has no phases of any rank" in text
     assert "No times of ranks were logged." in text
+
+
+def test_a_name_is_a_directory_here_a_run_of_this_checkout_or_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in ("tiny/run.json", "several/one/run.json", "empty/notes.txt"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text("{}")
+    assert runs.local("tiny") == [Path("tiny")]
+    assert runs.local("several") == [Path("several/one")]
+    assert runs.local("empty") is None, "a directory without a run hides no job of its name"
+    assert (runs.local("./empty"), runs.local("./several/")) == ([], [Path("several/one")])
+    for name in ("tiny", "several", "empty", "other"):
+        assert runs.local(name, by_name=False) is None, "a namespace says that a name is a job"
+    assert runs.local("./tiny", by_name=False) == [Path("tiny")]
 
 
 @pytest.mark.parametrize(

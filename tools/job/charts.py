@@ -94,7 +94,8 @@ def heat(title: str, rows: Sequence[Sequence[float]], first: float, last: float)
     inner += f'preserveAspectRatio="none"><g class="c0">{paths}</g></svg>'
     bottom = _tall(down) + 18
     inner += f'<text x="{LEFT - 6}" y="14" text-anchor="end">rank 0</text>'
-    inner += f'<text x="{LEFT - 6}" y="{max(28, _tall(down))}" text-anchor="end">rank {len(rows) - 1}</text>'
+    if len(rows) > 1:
+        inner += f'<text x="{LEFT - 6}" y="{max(28, _tall(down))}" text-anchor="end">rank {len(rows) - 1}</text>'
     inner += f'<text x="{LEFT}" y="{bottom}">step {number(first)}</text>'
     inner += f'<text x="{WIDTH - 8}" y="{bottom}" text-anchor="end">step {number(last)}</text>'
     return _figure(f"{title}: {number(low)} s (light) to {number(high)} s (dark)", WIDTH, bottom + 6, inner)

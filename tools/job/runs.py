@@ -59,15 +59,19 @@ def opened(kubectl: Kubectl, names: Sequence[str]) -> Iterator[list[Run]]:
 def local(name: str, by_name: bool = True) -> list[Path] | None:
     """Return the run directories on this machine that `name` means; None if it can only be a job or a cell.
 
-    Not `by_name`, only a path means one: a namespace says that a name is a job.
+    A name without a slash is a directory here first, then a run of this checkout, then a job. Not `by_name`, it is a
+    job: that is what a namespace says.
     """
     path = Path(name).expanduser()
-    for one in (path, *([repo.local() / "runs" / name] if by_name else [])):
+    plain = path.parts == (name,)
+    if plain and not by_name:
+        return None
+    for one in (path, repo.local() / "runs" / name):
         if is_run(one):
             return [one]
     if path == repo.local() / "runs" or (path.is_dir() and not is_kustomization(path)):
         found = sorted(one for one in path.glob("*") if is_run(one) and not one.name.startswith("."))
-        if found or path.parts[:1] != (name,):
+        if found or not plain:
             return found
     if path.is_absolute() or name.startswith((".", "~")):
         raise UserError(f"{name}: no such directory", "a run directory is local/runs/NAME")
