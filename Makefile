@@ -32,7 +32,7 @@ export PROMPT
 # These would redirect an import or an installation.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
 
-.PHONY: help setup setup-track setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-long test-long-all test-security audit test-cluster test-cluster-all test-flux test-s3 test-monitoring test-browser test-track test-bench faults faults-all test-images test-neuron bench bench-all bench-gpu bench-packages bench-restart prove-bench bench-data plan-error lint format types docs docs-serve ci lock lock-neuron clean purge
+.PHONY: help setup setup-track setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-long test-long-all test-security audit test-cluster test-cluster-all test-flux test-storage test-monitoring test-browser test-track test-bench faults faults-all test-images test-neuron bench bench-all bench-gpu bench-packages bench-restart prove-bench bench-data plan-error lint format types docs docs-serve ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -145,7 +145,7 @@ test-security: setup-dev ## Run the tests that attack: hostile pods, manifests, 
 audit: setup-dev ## Check the locks for published vulnerabilities, the workflows with zizmor, the manifests with checkov
 	@.venv/bin/python -m tests.parts.venv tests/audit/requirements.lock && exec $(PYTEST) tests/audit $(ARGS)
 
-test-s3: setup-dev ## Run the tests of checkpoints in a bucket on a real S3 server (the first run builds it)
+test-storage: setup-dev ## Run the tests of checkpoints in a bucket on a real S3 server (the first run builds it)
 	@.venv/bin/python -m tests.parts.versitygw && exec $(PYTEST) tests/training/checkpoint/test_s3.py $(ARGS)
 
 test-cluster: setup-dev ## Run the tests on a real cluster that is started for them (the first run builds Kubernetes)

@@ -91,7 +91,8 @@ class Train(Section):
 
     check_replicas_every: Whole = 0
     """Number of steps between two comparisons of the parameters that several ranks hold, and before each save: a rank
-    whose parameters differ ends the run, and nothing is saved; 0 for none. With `fsdp` each parameter is held once."""
+    whose parameters differ ends the run, and nothing is saved; 0 for none, also for `fsdp`, whose ranks hold each
+    parameter once."""
 
     eval_every: Count
     """Number of steps between two evaluations on held-out data; one more follows the last step."""

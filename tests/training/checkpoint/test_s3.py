@@ -42,7 +42,7 @@ def bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_
     except CannotBuild as reason:
         pytest.skip(str(reason))
     if program is None:
-        pytest.skip("versitygw is not built: make test-s3 builds it")
+        pytest.skip("versitygw is not built: make test-storage builds it")
     with versitygw.server(program, tmp_path / "served") as url:
         yield _opened(url, monkeypatch, tmp_path, versitygw.KEY, versitygw.SECRET)
 
