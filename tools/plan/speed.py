@@ -55,7 +55,7 @@ def used(layout: Layout, machine: Machine) -> set[str]:
     """Return the fitted constants that a run depends on: without a source for one, nothing is predicted."""
     card = machine.card.efficiency
     names = {f"matmul {card}", *([] if layout.attention == "eager" else [_kernel(layout, machine)])}
-    if layout.precision.startswith("fp8"):
+    if layout.precision.startswith("fp8") or (layout.precision == "fp32" and not layout.on_cpu):
         names.add(layout.precision)
     if layout.offload or layout.recompute == "offload":
         names.add("offload")
