@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BARE = ("help", "ci", "clean", "purge", "bench-gpu")  # install nothing; bench-gpu takes the machine's own torch
 JOB = yard.get_command(click.Context(yard), "job")
 assert isinstance(JOB, click.Group)
-TARGET = re.compile(r"^([a-z][a-z%-]*):(?!=)")
+TARGET = re.compile(r"^([a-z][a-z0-9%-]*):(?!=)")
 
 
 def recipes() -> dict[str, list[str]]:
