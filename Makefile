@@ -36,7 +36,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHO
 
 ##@ Start here
 help: ## Show this help
-	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [VARIABLE=value]"} /^##@ / {print "\n" substr($$0, 5)} /^[a-z%-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [VARIABLE=value]"} /^##@ / {print "\n" substr($$0, 5)} /^[a-z0-9%-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: ## Make .venv from requirements.lock; the other targets do this when it is needed
 	@$(SETUP) requirements.lock $(QUIET)
