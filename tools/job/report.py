@@ -136,7 +136,7 @@ def _of_one(one: Told) -> Iterator[tuple[str, str]]:
 def _state(one: Told) -> str:
     end = str(_json(one.run.files.end).get("class") or "")
     if one.account is None or not one.account.ledger.running:
-        return end or "unknown"
+        return end or ("done" if one.report else "unknown")
     return "running, or ended without a record" + (f"; the start before it: {end}" if end else "")
 
 
