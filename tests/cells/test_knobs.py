@@ -16,8 +16,10 @@ from tools.cells.knobs import Knobs
 from tools.cli import invoke
 from tools.core import repo
 from tools.core.errors import UserError
+from tools.core.verdict import State
 from tools.facts.instances import EFA, NEURON, NVIDIA
 from tools.kube.manifests import Manifests, name_of, parse
+from tools.preflight.evaluate import evaluate
 from tools.workload import kinds
 from training.config import ConfigError
 
@@ -345,3 +347,42 @@ def test_settings_change_what_a_feature_brings() -> None:
     assert after.startswith("stream-c4-b-")
     (spec,) = kinds.job_of(found).training_specs()
     assert {"configMap": {"name": after}} in spec["volumes"][0]["projected"]["sources"]
+
+
+@pytest.fixture
+def elastic_cell() -> Manifests:
+    """The first cell as `yard matrix sync` writes it with nodes: {min: 1, max: 2}."""
+    found = locate.rendered(CELL)
+    job = found.job()
+    job["metadata"]["annotations"] = {knobs.ELASTIC: "1:2"}
+    job["spec"]["elasticPolicy"] |= {"minReplicas": 1, "rdzvConf": [{"key": "last_call_timeout", "value": "15"}]}
+    trainer_config.write_settings(found, ("nodes={min: 1, max: 2}",))
+    return found
+
+
+def test_an_elastic_cell_keeps_its_bounds_where_the_kind_has_some(elastic_cell: Manifests) -> None:
+    hyperpod = knobs.applied(elastic_cell, Knobs(features=("hyperpod-job",)))
+    (job,) = hyperpod.of_kind("HyperPodPyTorchJob")
+    assert job["spec"]["elasticPolicy"] == {
+        "minReplicas": 1, "maxReplicas": 2, "replicaIncrementStep": 1, "gracefulShutdownTimeoutInSeconds": 120,
+    }  # fmt: skip
+    fixed = knobs.applied(locate.rendered(CELL), Knobs(features=("hyperpod-job",)))
+    assert "elasticPolicy" not in fixed.of_kind("HyperPodPyTorchJob")[0]["spec"]
+    one = knobs.applied(elastic_cell, Knobs(nodes=2))
+    assert one.job()["spec"]["elasticPolicy"]["minReplicas"] == 2
+    assert knobs.ELASTIC not in one.job()["metadata"]["annotations"]
+    loaded = trainer_config.load_config(one, repo.root())
+    assert loaded is not None
+    assert loaded.nodes is None
+
+
+def test_preflight_says_where_a_size_is_fixed_and_why(elastic_cell: Manifests) -> None:
+    def warned(manifests: Manifests) -> list[str]:
+        found = evaluate(manifests).of(State.WARN)
+        return [one.summary for one in found if one.details["rule"] == "elastic-flags"]
+
+    assert warned(elastic_cell) == []
+    (said,) = warned(knobs.applied(elastic_cell, Knobs(features=("trainjob",))))
+    assert said.startswith("the size of a TrainJob is fixed: Trainer 2.2 removed elasticPolicy")
+    elastic_cell.job()["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team"
+    assert warned(elastic_cell) == ["Kueue admits all of the job's pods or none, and cannot shrink or grow it"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tools.job.retry import FailedAttempt, NextAttempt
 from tools.job.snapshot.live_job import LEDGER
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Manifests
+from training.config import Retry
 
 Planned = Callable[..., NextAttempt]
 PEER = "RuntimeError: Connection closed by peer [10.0.1.7]:31337"
@@ -161,3 +163,40 @@ def test_a_job_that_has_not_failed_or_belongs_to_git_is_left_alone(world: NewWor
 
 def test_why_names_every_cause_that_is_retried() -> None:
     assert set(retry.MOST) - {retry.UNKNOWN} <= set(cause.CAUSES)
+
+
+def test_the_key_of_a_cell_bounds_by_class_and_progress(
+    world: NewWorld, cluster: Cluster, rendered: dict[str, Manifests]
+) -> None:
+    def plan(rule: Retry, reached: int, *before: int) -> NextAttempt:
+        made = failed(world(), PEER)
+        ledger = [vars(FailedAttempt("u", "t", "lost-peer", "e", "nothing", step)) for step in before]
+        made.job["metadata"]["annotations"] = {LEDGER: json.dumps(ledger)}
+        cluster(made)
+        seen = made.snapshot()
+        return retry.plan(Kubectl(None, "team-a"), seen, explain(seen), rule.most, rule, reached)
+
+    rule = Retry(classes=("lost peer", "hang"), most=2)
+    assert plan(rule, 40).last.step == 40
+    assert [one.step for one in plan(rule, 90, 40).ledger] == [40, 90]
+    with pytest.raises(UserError, match="there was no new step since the attempt before: step 40 now, step 40 then"):
+        plan(rule, 40, 40)
+    with pytest.raises(UserError, match="retried 2 times already, 2 are allowed"):
+        plan(rule, 95, 40, 90)
+    with pytest.raises(UserError, match=r"retry\.classes does not have lost-peer"):
+        plan(Retry(classes=("hang",)), 40)
+
+
+def test_why_tells_each_retry_with_its_cause(world: NewWorld) -> None:
+    made = world()
+    made.training()
+    made.job["metadata"]["annotations"] = attempts("node-lost")
+    seen = made.snapshot()
+    kept = {"class": "killed", "rank": 1, "host": "x-worker-1", "step": 57, "message": "killed by SIGKILL", "most": 3}
+    first = {**kept, "time": 1.0, "count": 1, "refusal": ""}
+    second = {**kept, "time": 2.0, "count": 2, "refusal": "there was no new step"}
+    seen = replace(seen, run={**(seen.run or {}), "retries": {"b": second, "a": first}})
+    one, two, three = explain(seen).retries
+    assert one.startswith("start 1 of 3 in the pods, after killed: rank 1 on x-worker-1 at step 57: killed by")
+    assert two.startswith("no start followed, because there was no new step, after killed: rank 1")
+    assert three == "attempt 1 of the whole job ended at t: node-lost: e; the next changed nothing"

@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tools.cells.knobs import ELASTIC
+from tools.cells.trainer_config import load_config
+from tools.core import UserError, repo
 from tools.core.verdict import State, Verdict, bad, doubtful, good
 from tools.kube import Object
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Job, Subject, title
 from tools.workload import Workload, kinds
+from training.config import ConfigError
 
 SAME_SIZE = (
     "a lost node then stops the job until it is back; set nodes to one number, or use a PyTorchJob without a queue"
@@ -119,12 +121,21 @@ def _sets_nodes(job: Job) -> bool:
     return any(one is None or any(word.startswith("--nnodes") for word in one.words) for one in found)
 
 
+def _wanted_sizes(subject: Subject) -> str:
+    """Return the bounds in the trainer's configuration, empty without any."""
+    try:
+        config = load_config(subject.manifests, repo.root())
+    except (UserError, ConfigError):
+        return ""  # the rule `config` reports it
+    bounds = config.nodes if config else None
+    return f"{bounds.min} to {bounds.max}" if bounds else ""
+
+
 @rule("elastic-flags", each="jobs")
 def elastic_flags(subject: Subject, job: Job) -> Iterator[Verdict]:
     workload, elastic = job.workload, job.spec.get("elasticPolicy") or {}
-    asked = (job.item["metadata"].get("annotations") or {}).get(ELASTIC)
-    if asked and workload.kind in FIXED:
-        place = Place(job.object, f"metadata.annotations.{ELASTIC}", asked)
+    if workload.kind in FIXED and (asked := _wanted_sizes(subject)):
+        place = Place(job.object, "cell.yaml: nodes", asked)
         yield bad(place, f"the size of a {workload.kind} is fixed: {FIXED[workload.kind]}", SAME_SIZE)
     if workload.kind != "PyTorchJob":
         return
