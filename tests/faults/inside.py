@@ -28,11 +28,9 @@ def before_step(step: int, rank: int) -> None:
 
 
 def poisons(step: int, rank: int) -> bool:
-    """Whether this rank's gradients of this step are to become NaN. It happens again whenever the step does."""
+    """Whether this rank's gradients of this step are to become NaN."""
     wanted = GIVEN.get("what") == "nan" and (GIVEN["step"], GIVEN["rank"]) == (step, rank)
-    if wanted:
-        _first(f"the gradients of rank {rank} became NaN at step {step}")
-    return wanted
+    return wanted and _first(f"the gradients of rank {rank} became NaN at step {step}")
 
 
 def prepare(directory: Path) -> None:

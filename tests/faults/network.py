@@ -41,6 +41,7 @@ class Place:
     words: tuple[str, ...] = ()
     interface: str = "lo"
     host: str = "localhost"
+    own: str = "localhost"
 
 
 HERE = Place()
@@ -51,11 +52,12 @@ def _node(bed: Bed, number: int, port: int, place: Place = HERE, **more: Any) ->
     conf = f"is_host={int(number == 0)},join_timeout={JOIN_SECONDS},read_timeout=20"
     variables: dict[str, Any] = {
         "PET_NNODES": "2", "PET_NODE_RANK": str(number), "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ID": "job",
-        "PET_RDZV_ENDPOINT": f"{place.host}:{port}", "PET_RDZV_CONF": conf, "GLOO_SOCKET_IFNAME": place.interface,
-        "HOSTNAME": f"node-{number}", "TRAINYARD_HANG_SECONDS": str(HANG_SECONDS),
+        "PET_RDZV_ENDPOINT": f"{place.host}:{port}", "PET_RDZV_CONF": conf, "PET_LOCAL_ADDR": place.own,
+        "GLOO_SOCKET_IFNAME": place.interface, "HOSTNAME": f"node-{number}",
+        "TRAINYARD_HANG_SECONDS": str(HANG_SECONDS),
     }  # fmt: skip
-    if place is not HERE:
-        variables["TRAINYARD_LOOPBACK"] = "0"
+    if place.interface != "lo":
+        variables["TRAINYARD_LOOPBACK"] = ""
     return bed.start(
         agent=(), nproc=1, alone=False, prefix=place.words, words=(f"--timeout={GLOO_SECONDS}",), **variables, **more
     )
@@ -164,16 +166,17 @@ def two_networks() -> Iterator[tuple[Place, Place]]:
     try:
         time.sleep(0.3)
         first, second = ["nsenter", "-t", str(holders[0].pid), "-n"], ["nsenter", "-t", str(holders[1].pid), "-n"]
-        other = str(holders[1].pid)
+        target = str(holders[1].pid)
         for words in (
-            [*first, "ip", "link", "add", "link0", "type", "veth", "peer", "name", "link1", "netns", other],
+            [*first, "ip", "link", "add", "link0", "type", "veth", "peer", "name", "link1", "netns", target],
             *([*inside, "ip", "link", "set", "lo", "up"] for inside in (first, second)),
             *([*inside, "ip", "addr", "add", f"10.99.0.{n + 1}/24", "dev", f"link{n}"]
               for n, inside in enumerate((first, second))),
             *([*inside, "ip", "link", "set", f"link{n}", "up"] for n, inside in enumerate((first, second))),
         ):  # fmt: skip
             _net(words)
-        yield Place(tuple(first), "link0", "10.99.0.1"), Place(tuple(second), "link1", "10.99.0.1")
+        host, other = "10.99.0.1", "10.99.0.2"
+        yield Place(tuple(first), "link0", host, host), Place(tuple(second), "link1", host, other)
     finally:
         for holder in holders:
             holder.kill()

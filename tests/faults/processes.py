@@ -370,8 +370,10 @@ def slow_storage(bed: Bed) -> Outcome:
         most = max(most, len(list((job.run / "checkpoints").glob("step-*.tmp"))))
         time.sleep(0.05)
     proof = bed.proof()["what"]
-    same = course(job) == calm
-    seen = f"at most {most} save in flight, losses and weights {'are bitwise equal' if same else 'differ'}"
+    same, times = course(job) == calm, [record["time"] for record in job.records()]
+    pause = max(later - earlier for earlier, later in itertools.pairwise(times))
+    told = f"at most {most} save in flight, " if not bed.plain else ""
+    seen = f"{told}at most {pause:.2f} s between two steps, the course is {'bitwise the same' if same else 'another'}"
     return Outcome(job.process.returncode == 0 and same and (bed.plain or most == 1), proof, seen, 0)
 
 

@@ -19,6 +19,7 @@ import torch.distributed.checkpoint as library
 
 from tests.faults import dcp
 from tests.faults.bed import Bed, NoFaultError, NotTriedError, Outcome
+from tests.faults.processes import broken_storage
 from tests.training.checkpoint.serving import Ranks, rank_server, results
 from tests.training.checkpoint.sweep import sweep
 from tests.training.checkpoint.values import assert_holds, held, state, whole
@@ -276,6 +277,16 @@ def read_only(bed: Bed) -> Outcome:
     held_up = found is not None and found.step == 2 and again == [2, 3]
     seen = f"step {found.step if found else None} was loaded from it; step {again[-1]} was saved afterwards"
     return Outcome(held_up, told[-60:], seen)
+
+
+def storage_errors(bed: Bed) -> Outcome:
+    """EIO in a running job and, for the trainer, a file system that becomes read-only."""
+    found = broken_storage(bed)
+    if bed.plain:
+        return found
+    other = read_only(bed)
+    proof, seen = f"{found.proof}; {other.proof}", f"{found.seen}; {other.seen}"
+    return Outcome(found.held and other.held, proof, seen, found.lost, points=2)
 
 
 def seen_late(bed: Bed) -> Outcome:

@@ -15,6 +15,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -164,13 +165,15 @@ def _function(fault: Fault, side: str) -> Callable[[Bed], Outcome]:
 
 def tested(ids: tuple[str, ...]) -> Outcome:
     """Run tests that try a fault; each asserts that the fault happened."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *ids]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", *ids]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    count = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr.strip()[-200:]
-    if ", 0 skipped" not in count:
+    count = (done.stdout.strip().splitlines() or [""])[-1]
+    found = re.fullmatch(r"(\d+) passed, (\d+) failed, (\d+) skipped", count)
+    if found is None or not int(found[1]) + int(found[2]):
+        raise NoFaultError(f"no test ran: {count} {done.stderr.strip()[-200:]}")
+    if int(found[3]):
         raise NotTriedError(f"tests were skipped: {count}")
-    passed = int(count.split()[0]) if count.split()[:1] and count.split()[0].isdigit() else 0
-    return Outcome(done.returncode == 0, "each test asserts its fault", count, points=max(1, passed))
+    return Outcome(done.returncode == 0, "each test asserts its fault", count, points=int(found[1]))
 
 
 def run(faults: list[Fault], *, seeds: int | None, again: bool, trials: Trials, say: Say, end: float) -> bool:
