@@ -201,7 +201,7 @@ class Steps:
             gradients=hashed(*found[count : count + graded]),
             state=hashed(*plain, *found[count + graded :]),
             tensors=dict(zip(labels[:TENSORS], found)),
-            zero=zero,
+            zero=zero and any(one.requires_grad for one in parameters),  # frozen ones have none for a good reason
             finite=finite,
             random=random_state.digest(self.torch),
             rates=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
