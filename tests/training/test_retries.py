@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -121,7 +122,8 @@ def test_process_1_carries_the_key_out(
 ) -> None:
     """Checkpoints are written every five steps: with 7 steps a life there is progress, with 3 there is none."""
     (tmp_path / "dies.py").write_text(DIES)
-    own = {"STEPS": str(steps), "POD_UID": "9", "TMPDIR": str(tmp_path), "PYTHONPATH": f"{tmp_path}:{os.getcwd()}"}
+    own = {"STEPS": str(steps), "POD_UID": "9", "TMPDIR": str(tmp_path), "PYTHONPATH": f"{tmp_path}:{os.getcwd()}",
+           "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # fmt: skip
     shared = {"nproc": 2, "restarts": 9, "entrypoint": True, "module": "dies"}
     key = (f"retry={{most: {most}}}", "train.steps=100", "train.eval_every=100")
     job = start("run", **shared, overrides=key, **own)
