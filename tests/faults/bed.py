@@ -18,7 +18,7 @@ from tests.training.jobs import Job, Jobs, tiny_texts, write_corpus
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERVAL = 5  # steps between two checkpoints
-STEPS = 40
+STEPS = 200  # some seconds: a fault at an early step must find the ranks at work
 CONTINUES = re.compile(r"continuing from step (\d+)")
 
 
