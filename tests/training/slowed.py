@@ -23,6 +23,8 @@ def slowed(pid: int, share: float) -> Iterator[str]:
         except OSError:
             continue
         try:
+            if "nr_throttled" not in (group / "cpu.stat").read_text():
+                raise OSError("quotas are not enforced here")
             quota = f"{PERIOD * share * 1e6:.0f}"
             if limit == "cpu.max":
                 (group / limit).write_text(f"{quota} {PERIOD * 1e6:.0f}")
