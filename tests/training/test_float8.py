@@ -18,6 +18,7 @@ from training.models.causal import CausalLM, initialise, named_parameters
 from training.pretrain import TASK
 from training.trainer.float8 import convert, use_float8
 
+pytest.importorskip("torchao", reason="torchao is not installed: .venv/bin/uv pip install torchao==0.18.*")
 Texts = dict[str, tuple[str, str]]
 WIDE = ("model.hidden_size=64", "model.intermediate_size=128", "device.precision=bf16")
 

@@ -51,7 +51,7 @@ def convert(model: Trainable, recipe: str, emulate: bool = False) -> int:
     except ImportError as error:
         raise ConfigError(
             f"device.float8 is {recipe}, but torchao is not in this image ({error}); "
-            "install it, or write device.float8: off"
+            "install torchao 0.18, or write device.float8: off"
         ) from error
     chosen = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
     for block in model.blocks():
