@@ -125,7 +125,10 @@ def test_without_any_way_one_message_says_what_to_install(
     ("script", "said"),
     [
         ("echo 'go: no network'; exit 1", "go: no network$"),
-        ("echo a.go:1: full disk; seq -f 'b.go:%g: no go' 99; echo end; exit 1", "a.go:1: full disk\n[^$]*end$"),
+        (
+            "echo a.go:1: full disk; seq -f 'b.go:%g: no go' 99; echo the end; exit 1",
+            "a.go:1: full disk\n[^$]*the end$",
+        ),
         ("kill -9 $$", "exit code -9$"),
     ],
 )

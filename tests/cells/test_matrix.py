@@ -345,7 +345,7 @@ def test_render_prints_yaml_and_nothing_else(renderer: Renderer, capsys: pytest.
         ("llama-tiny", "a cell is HARDWARE/MODEL: cpu/llama-tiny, g5/llama-tiny"),
         (
             "cpu/llama-3-1-8b",
-            "69.1 GiB a process needed, 3.0 there, on 2 x pod (yard matrix memory cpu/llama-3-1-8b)",
+            "70.8 GiB a process needed, 3.0 there, on 2 x pod (yard matrix memory cpu/llama-3-1-8b)",
         ),
         ("cpu/llama-3-1-8b", "cells of cpu: cpu/bert-tiny, cpu/llama-tiny"),
     ],

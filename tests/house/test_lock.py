@@ -19,7 +19,7 @@ LOCKS = ["requirements.lock", "requirements-dev.lock", "requirements-track.lock"
 PLATFORMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")]
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 # Imported only where they are installed: on Trainium, with TorchX, and by the trackers that a run names.
-OPTIONAL = {"torch_xla", "torchx", "mlflow", "wandb", "trackio"}
+OPTIONAL = {"torchao", "torch_xla", "torchx", "mlflow", "wandb", "trackio"}
 
 
 def locked(lock: str) -> list[tuple[Requirement, list[str]]]:

@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -109,15 +110,15 @@ def test_a_failed_checkpoint_is_a_warning_and_training_continues(
     texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saves: list[int] = []
-    real = state.save
+    real = state.Collected.commit
 
-    def failing_once(now: state.TrainState, *rest: object) -> None:
-        saves.append(now.step)
+    def failing_once(collected: state.Collected, *rest: Any) -> None:
+        saves.append(collected.step)
         if len(saves) == 1:
             raise CheckpointError("rank 0 could not write: No space left on device")
-        real(now, *rest)  # type: ignore[arg-type]
+        real(collected, *rest)
 
-    monkeypatch.setattr(state, "save", failing_once)
+    monkeypatch.setattr(state.Collected, "commit", failing_once)
     done = run(texts, ("train.steps=12",), tmp_path, data_root)
     assert saves == [5, 10, 12]
     assert len(losses(done)) == 12
@@ -127,10 +128,10 @@ def test_a_failed_checkpoint_is_a_warning_and_training_continues(
 def test_a_failed_last_checkpoint_ends_the_run(
     texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(now: state.TrainState, *rest: object) -> None:
+    def failing(collected: state.Collected, *rest: Any) -> None:
         raise CheckpointError("rank 0 could not write: No space left on device")
 
-    monkeypatch.setattr(state, "save", failing)
+    monkeypatch.setattr(state.Collected, "commit", failing)
     with pytest.raises(CheckpointError, match="No space left"):
         run(texts, ("train.steps=3",), tmp_path, data_root)
     assert not (tmp_path / "report.json").exists()
