@@ -24,10 +24,16 @@ with output.activity("staging the data") as now:
     output.line("a line of a result")
     time.sleep(1.2)
 output.table([("job", "state", "efa"), ("one", "Running", "-"), ("two", "Failed", "-")], "", True, [None, State.FAIL])
-output.verdict(Verdict(State.FAIL, "it does not FAIL twice", ["because"], "mend it"))
+output.verdict(Verdict(State.FAIL, "it does not FAIL twice", ["because"], "fix the file"))
 output.note("WARN some-rule: look")
 """
-RESULTS = ["a line of a result", "FAIL: it does not FAIL twice", "  because", "  fix: mend it", "WARN some-rule: look"]
+RESULTS = [
+    "a line of a result",
+    "FAIL: it does not FAIL twice",
+    "  because",
+    "  fix: fix the file",
+    "WARN some-rule: look",
+]
 
 
 def test_a_person_sees_a_bar_colours_and_tables() -> None:

@@ -64,7 +64,7 @@ def test_failures_are_bounded_by_class_number_and_progress(
     assert counted.fail(9) == "they were started again 3 times, and retry.most is 2"
     assert Pod(two, run).fail(7, "communication") == "retry.classes does not have communication"
     assert Pod(two, run).fail(7, "config") is None, "the ranks are ended for another reason"
-    assert Pod(configured(texts, tmp_path / "none"), run).fail(7) is None, "there is no key"
+    assert Pod(configured(texts, tmp_path / "none"), run).fail(7) is None, "the key is not set"
     kept = [json.loads(path.read_text()) for path in sorted((run.path / "retries").glob("*.json"))]
     assert [(one["class"], one["rank"], one["count"], bool(one["refusal"])) for one in kept] == [
         ("killed", 1, 1, False), ("killed", 1, 2, True), ("communication", 1, 1, True),

@@ -33,7 +33,7 @@ def opened(kubectl: Kubectl, names: Sequence[str]) -> Iterator[list[Run]]:
     """Yield the runs that the names mean; without a name those of a namespace that is given, else of this checkout.
 
     A name is a run directory, a directory of them, a run of this checkout, a job or a cell; where a namespace is given,
-    it is no run of this checkout. Raises UserError.
+    the name is not a run of this checkout. Raises UserError.
     """
     team = kubectl.namespace if not names else None
     wanted = [one.title for one in lookup.jobs(kubectl).topmost] if team else names or [str(repo.local() / "runs")]

@@ -31,7 +31,7 @@ def test_each_rank_has_its_copy_on_the_next_node() -> None:
     assert neighbours([0, 1]) == [1, 0]
     assert neighbours([0, 0, 1, 1]) == [2, 3, 0, 1]
     assert neighbours([0, 0, 1]) == [2, 2, 0]
-    assert neighbours([0, 0]) == [0, 1], "with one node there is no copy"
+    assert neighbours([0, 0]) == [0, 1], "a single node has no neighbour"
 
 
 @pytest.mark.parametrize("sharded", [True, False])
