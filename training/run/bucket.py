@@ -29,8 +29,8 @@ _REFUSED = {
 }
 
 
-def client() -> Any:
-    """A client that tries each request up to ATTEMPTS times."""
+def client(**more: Any) -> Any:
+    """A client that tries each request up to ATTEMPTS times; `more` are further settings of botocore."""
     import boto3
     from botocore.config import Config
 
@@ -39,6 +39,7 @@ def client() -> Any:
         connect_timeout=10,
         read_timeout=60,
         user_agent_extra="trainyard",
+        **more,
     )
     return boto3.Session().client("s3", config=settings)
 

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import boto3
 from botocore import UNSIGNED
-from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -23,10 +21,10 @@ from botocore.exceptions import (
 
 from training.data.errors import DataError
 from training.data.retries import GaveUp, Retries
+from training.run.bucket import client as s3_client
 from training.stage.item import Body, Item, Say, chosen, safe_name
 
 _URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?")
-_ATTEMPTS = 8  # botocore's, for one request
 _NETWORK = (ConnectionError, HTTPClientError, ResponseStreamingError)
 _REASONS = {
     "NoSuchBucket": "there is no such bucket",
@@ -48,16 +46,9 @@ def items(source: str, include: tuple[str, ...], anonymous: bool, say: Say) -> l
         raise DataError(f"{source} is not s3://bucket/prefix")
     bucket, prefix = found[1], found[2] or ""
     settings: dict[str, Any] = {"signature_version": UNSIGNED} if anonymous else {}
-    config = Config(
-        retries={"mode": "standard", "max_attempts": _ATTEMPTS},
-        connect_timeout=10,
-        read_timeout=60,
-        user_agent_extra="trainyard",
-        **settings,
-    )
     try:
         with _errors(source):
-            client = boto3.Session().client("s3", config=config)
+            client = s3_client(**settings)
             objects = {one["Key"]: one for one in _listed(client, bucket, prefix)}
     except _NETWORK as error:
         raise GaveUp(f"{source}: {error}") from None
