@@ -32,7 +32,7 @@ class Device(Section):
     float8: Literal["off", "tensorwise", "rowwise"] = "off"
     """How the layers' matrix products are rounded to float8, by torchao: with one scale for each tensor or each
     row, or not at all; for compiled bf16 pre-training and whole fine-tunes on cards that multiply float8 (Ada,
-    Hopper and later; rowwise from Hopper on)."""
+    Hopper and later; rowwise from Hopper on), in an image with the package torchao, which ours leave out."""
 
     cacheset: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "auto"
     """Name of the directory of compiled graphs on neuron, in the run's own cache, used by one job at a time;
