@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.parts import screen
+from tools.core import output
 
 PLAIN = {
     "narrow": (40, {}), "no colour": (80, {"NO_COLOR": "1"}), "dumb": (80, {"TERM": "dumb"}),
@@ -82,6 +83,26 @@ output.table([("name", "state"), ("same", "x" * 90), ("same", "x" * 90)], "", he
     assert shown.last[1:4] == ["x" * 70 + "a", "x" * 70 + "b", "namespace team-a, step 9/40, price 1.00"]
     assert shown.last[4].split() == ["name", "state"], "equal rows are shown"
     assert sum(line.count("x") for line in shown.last[5:]) == 180, "their cells fold"
+
+
+@pytest.mark.parametrize(
+    ("text", "fraction"),
+    [
+        ("step 3/40  loss 2.5", ("3", "40")),
+        ("1,024.5 of 2,048 MB", ("1,024.5", "2,048")),
+        ("12 of 40.", ("12", "40")),
+        ("[2/5] building", ("2", "5")),
+        ("reading /data/v1.2.3/4", None),
+        ("torch 2.7.1/2.8.0", None),
+        ("10.0.0.1/16 answers", None),
+        ("written 2026/11/26", None),
+    ],
+)
+def test_only_a_fraction_moves_the_bar(text: str, fraction: tuple[str, str] | None) -> None:
+    """Lines come from builders, pods and users' scripts: whatever they hold, none ends the command."""
+    found = output.FRACTION.search(text)
+    assert (found.groups() if found else None) == fraction
+    output.Activity("work").at(text)
 
 
 HOSTILE = "\\x1b[31m[bold red]x[/] :smile: \\u202e\\x07\\x08https://a.b {task.total} %s \\r\\x9b31m"

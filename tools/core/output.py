@@ -43,7 +43,9 @@ COLOURS = {State.PASS: "green", State.WARN: "yellow", State.FAIL: "red", State.C
 TICK, PATIENCE = 0.5, 3.0  # seconds between two looks at what is done, and of silence before a bar appears
 ENDS = (b"q", b"Q", b"\x1b", b"\x04")  # keys that end a page
 LINE_SECONDS = 10.0  # between two lines of progress where no terminal is
-FRACTION = re.compile(r"(\d[\d,.]{0,20})(?:/| of )(\d[\d,.]{0,20})")  # how far a line of progress says to be
+NUMBER = r"(\d[\d,]{0,20}(?:\.\d{1,9})?)"
+# How far a line of progress says to be: 3/4, 1.5 of 2 MB; not a version, an address or a path.
+FRACTION = re.compile(rf"(?<![\w./,:-]){NUMBER}(?:/| of ){NUMBER}(?![\d/-]|\.\d)")
 BRACKETS = re.compile(r"\[(?:[\w.-]{1,40} )?(\d{1,4})/(\d{1,4})\]")  # how a builder says it: [2/5] or [base 2/5]
 # All but the printable characters of ASCII and Latin-1, to be looked at one by one.
 _SPECIAL = re.compile(r"[^ -~\xa0-\xac\xae-\xff]")
@@ -102,9 +104,10 @@ def line(text: str = "", raw: bool = False, state: State | None = None) -> None:
 
 
 def note(text: str) -> None:
-    """Print one line of progress on standard error. A verdict at its begin is in its colour."""
-    found = _VERDICT.match(text)
-    _put(_safe(mask(text)), err=True, state=State(found[1]) if found else None)
+    """Print one line of progress on standard error. A verdict at its beginning is in its colour."""
+    shown = _safe(mask(text))
+    found = _VERDICT.match(shown)
+    _put(shown, err=True, state=State(found[1]) if found else None)
 
 
 def notes(text: str) -> None:
@@ -251,7 +254,7 @@ class Activity:
         with _lock:
             self._detail = _safe(mask(text))
             if total is None and found:
-                done, total = (float(part.replace(",", "").rstrip(".") or 0) for part in found.groups())
+                done, total = (float(part.replace(",", "")) for part in found.groups())
             if done is not None and total:
                 self._done, self._total = min(done, total), total
             if not self._live and now - self._told >= self._every:
