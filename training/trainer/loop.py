@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import logging
 import platform
-import secrets
 import sys
 import time
 import warnings
@@ -38,8 +37,8 @@ from training.run.commit import commit
 from training.run.directory import RunDir, read_json, write_json
 from training.task import Feed, Task
 from training.trackers.processes import Trackers, check_packages
-from training.trainer import state
-from training.trainer.compile_cache import CompileCache, leave_headers, quote_paths
+from training.trainer import compiling, state
+from training.trainer.compile_cache import CompileCache, quote_paths
 from training.trainer.guard import Guard
 from training.trainer.metrics import Metrics, Pending, first_heldout, summary
 from training.trainer.optimizer import build_optimizer, build_schedule, clip_gradients
@@ -148,8 +147,8 @@ def _to_the_end(run: Run, now: TrainState, watched: Watched, attempt: Attempt) -
     cache = CompileCache(run.directory, device.name())
     if device.compile:
         quote_paths()
-    if not _compiled_before(run, cache) or now.step == 0:
-        _compile_once(run, now)
+    if not compiling.compiled_before(cache, device, run.ranks) or now.step == 0:
+        compiling.compile_once(now)
     if now.step == 0 and run.config.model.weights is not None:
         _evaluate(run, now, metrics)  # the base's loss, before training
     try:
@@ -201,7 +200,7 @@ def _loop(run: Run, now: TrainState, watched: Watched, attempt: Attempt, cache: 
             _roll_back(run, now, watched, error)
             continue
         if cache.done() and run.ranks.first:
-            _keep(cache)
+            compiling.keep(cache)
         if said := profile.after(now.step):
             log.info(said)
 
@@ -272,61 +271,6 @@ def _evaluate(run: Run, now: TrainState, metrics: Metrics) -> float:
     parts = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items())
     log.info("held-out loss %.3f after step %d%s", loss, now.step, f" ({parts})" if len(means) > 1 else "")
     return loss
-
-
-def _compiled_before(run: Run, cache: CompileCache) -> bool:
-    """Begin to use each node's cache; return whether every rank finds compiled code there."""
-    ranks = run.ranks
-    (attempt,) = ranks.sum([float(secrets.randbits(40)) if ranks.first else 0.0])
-    missing = False
-    # Rank 0 comes first: on one machine its cache may be that of the other pods.
-    for turn in (ranks.first, ranks.local_rank == 0 and not ranks.first):
-        if turn and run.device.compile:
-            found = cache.begin(f"{attempt:.0f}")
-            missing = found in ("none", "broken")
-            if found == "broken":
-                log.warning("the compiler's cache was incomplete and was removed; compiling again")
-            if found == "copied":
-                log.info("beginning with the compiled code that this run has kept")
-        ranks.barrier()
-    before = ranks.sum([float(missing)]) == [0.0]
-    if before and run.device.compile:
-        leave_headers()
-    return before
-
-
-def _keep(cache: CompileCache) -> None:
-    """Keep compiled code for new pods, if there is a key to sign it with."""
-    try:
-        if cache.keep():
-            log.info("compiled code is kept, signed, for new pods of this run")
-    except OSError as error:
-        log.warning("compiled code was not kept for new pods: %s", error)
-
-
-def _compile_once(run: Run, now: TrainState) -> None:
-    """On a CPU, let one rank of each node compile, rank 0 first; the others wait and find its results.
-
-    Otherwise all ranks on the same processors would compile the same code at once. On CUDA each card needs
-    its own code, and a sharded model cannot run on one rank alone. State, gradients and random generators do
-    not change.
-    """
-    device, alone = run.device, run.ranks.world_size == 1
-    if not device.compile or device.is_cuda or alone or not now.parallel.replicated:
-        return
-    heartbeat.enter("compiling", now.step)
-
-    def compile_all() -> None:
-        log.info("compiling on rank %d; this takes a while the first time", run.ranks.rank)
-        before = device.rng_state()
-        with now.parallel.autocast(device):
-            losses = now.parallel.model(**device.put(run.feed.batches(now.position)[0].arrays()))
-        (losses * 0.0).sum().backward()
-        now.optimizer.zero_grad(set_to_none=True)
-        device.set_rng_state(before)
-
-    for leader in (run.ranks.first, run.ranks.local_rank == 0 and not run.ranks.first):
-        while_others_wait(run.ranks, compile_all if leader else None)
 
 
 def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt, guard: Guard) -> str:
