@@ -110,3 +110,10 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path}: a JSON object is needed")
     return value
+
+
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with dotted keys."""
+    if not isinstance(value, dict) or not value:
+        return {prefix: value}
+    return {k: v for key, inner in value.items() for k, v in flat(inner, f"{prefix}.{key}" if prefix else key).items()}

@@ -7,8 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from training.run.directory import RunDir, read_json
-from training.trainer.state import flat
+from training.run.directory import RunDir, flat, read_json
 
 TRAIN_LOSS, HELDOUT_LOSS = "loss/train", "loss/heldout"  # on one chart of the tab "custom scalars"
 _PART = "One of the losses that `loss/train` is the sum of, in nats for each of its predictions."

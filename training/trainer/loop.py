@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import platform
 import sys
 import time
 import warnings
@@ -21,23 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from training.checkpoint.layout import step_name
-from training.checkpoint.read import Checkpoint
 from training.checkpoint.tiers import Tiers
-from training.config import Config, ConfigError, elastic
+from training.config import Config, elastic
 from training.device import Device, resolve
 from training.distributed.process import Attempt
 from training.distributed.rank_zero import while_others_wait
 from training.distributed.ranks import Ranks, join
 from training.models.counting import flops_per_token, parameters
 from training.run import failure, heartbeat
-from training.run.commit import commit
-from training.run.directory import RunDir, read_json, write_json
+from training.run.directory import RunDir, write_json
 from training.task import Feed, Task
 from training.trackers.processes import Trackers, check_packages
-from training.trainer import compiling, state
+from training.trainer import compiling, same_run, state
 from training.trainer.compile_cache import CompileCache, quote_paths
 from training.trainer.guard import Guard
 from training.trainer.metrics import Metrics, Pending, first_heldout, summary
@@ -48,7 +44,7 @@ from training.trainer.profiling import Profile
 from training.trainer.replicas import Replicas
 from training.trainer.saver import Saver
 from training.trainer.space import checkpoint_bytes
-from training.trainer.state import TrainState, check_same_run, rank_seed
+from training.trainer.state import TrainState, rank_seed
 from training.trainer.stragglers import Stragglers
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -92,8 +88,8 @@ def train(task: Task, config: Config, directory: RunDir, data_root: Path, attemp
     heartbeat.enter("preparing data")
     feed = task.open(config, ranks, data_root, directory, _say)
     heartbeat.enter("loading")
-    run = Run(task, config, directory, device, ranks, feed, _meta(task, config, device, ranks, feed))
-    _claim(run)
+    run = Run(task, config, directory, device, ranks, feed, same_run.described(task, config, device, ranks, feed))
+    same_run.claim(directory, config, run.meta, ranks)
     _check_destination(run)
     with _cache_claimed(run):
         _train(run, attempt)
@@ -113,7 +109,7 @@ def _train(run: Run, attempt: Attempt) -> None:
     tiers = open_tiers(config, directory, ranks, checkpoint_bytes(config, parallel), COLLECTIVE_TIMEOUT)
     checkpoint = tiers.latest(partial(state.check, rank=ranks.rank), again=attempt.restarted)
     if checkpoint is not None:
-        _check_continues(run, checkpoint)
+        same_run.check_continues(checkpoint, run.meta)
         state.restore(now, checkpoint, ranks.rank)
         log.info("continuing from step %d (%s)", now.step, checkpoint.directory)
     guard = Guard(config.train, directory, ranks, now.history)
@@ -362,51 +358,6 @@ def evaluate(
     together = parallel.ranks.sum([parallel.ranks.counts * value for value in (*sums.tolist(), *counts)])
     pairs = zip(together[: len(losses)], together[len(losses) :], strict=True)
     return {name: total / max(1, count) for name, (total, count) in zip(losses, pairs, strict=True)}
-
-
-def _meta(task: Task, config: Config, device: Device, ranks: Ranks, feed: Feed) -> dict[str, Any]:
-    return {
-        "config": config.model_dump(mode="json"),
-        "config_digest": config.digest(),
-        "commit": commit() if ranks.first else None,
-        "dataset": feed.digest,
-        "dataset_directory": str(feed.directory),
-        **task.origin(config),
-        "world_size": ranks.world_size,
-        "sharding": config.parallel.sharding,
-        "precision": device.precision,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-    }
-
-
-def _claim(run: Run) -> None:
-    """Write run.json at the first start; later, refuse to continue with another model or other data."""
-    path = run.directory.run
-    if path.exists():
-        first = read_json(path)
-        changed = check_same_run(
-            first["config"], run.config, run.meta["dataset"], first["dataset"], str(run.directory.path)
-        )
-        for line in changed if run.ranks.first else []:
-            log.info("changed since this run began: %s", line)
-    run.ranks.barrier()
-    if run.ranks.first and not path.exists():
-        write_json(path, run.meta)
-
-
-def _check_continues(run: Run, checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint of other data or another base than this run has; the checkpoint may be signed."""
-    for key in ("dataset", "weights"):
-        saved, ours = (str(meta.get(key)) for meta in (checkpoint.meta, run.meta))
-        if saved != ours:
-            raise ConfigError(
-                f"{checkpoint.directory}: the digest of {key} was {saved[:12]}, is {ours[:12]}. "
-                "Undo the change, or start from scratch with --fresh or another name"
-            )
 
 
 def _total_peak(device: Device, ranks: Ranks, float8: str) -> tuple[float | None, str]:

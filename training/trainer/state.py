@@ -14,7 +14,6 @@ from training.checkpoint.errors import CheckpointError
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.shards import Shard, filled, shards_of
 from training.checkpoint.store import Store
-from training.config import Config, ConfigError
 from training.device import Device
 from training.models.causal import trained_parameters
 from training.task import Feed
@@ -209,44 +208,3 @@ def _restore_values(state: TrainState, checkpoint: Checkpoint, rank: int) -> Non
 def rank_seed(seed: int, rank: int, step: int = 0) -> int:
     """Seed of one rank's random stream."""
     return (seed * 1_000_003 + step * 10_007 + rank) % 2**63
-
-
-# What may change when a run continues. A change of anything else would make it another run.
-MAY_CHANGE = ("train.steps", "train.learning_rate", "train.min_learning_rate_ratio", "train.warmup_steps",
-              "train.schedule", "train.schedule_power",
-              "train.weight_decay", "train.gradient_clip", "train.eval_every", "train.eval_sequences",
-              "train.on_nan", "train.on_spike",
-              "sample", "device", "parallel", "checkpoint", "upload", "track", "data.source")  # fmt: skip
-
-
-def check_same_run(first: dict[str, Any], config: Config, dataset: str, first_dataset: str, where: str) -> list[str]:
-    """Refuse to continue with another model or other data; return the allowed changes as lines to print.
-
-    Raises:
-        ConfigError: lists the keys that must not change, with both values.
-    """
-    now = flat(config.model_dump(mode="json"))
-    changed: list[str] = []
-    refused: list[str] = []
-    before = flat(first)
-    for key in sorted(before.keys() | now.keys()):
-        if before.get(key) == now.get(key):
-            continue
-        line = f"{key} was {before.get(key)!r}, is {now.get(key)!r}"
-        allowed = any(key == k or key.startswith(f"{k}.") for k in MAY_CHANGE)
-        (changed if allowed else refused).append(line)
-    if dataset != first_dataset:
-        refused.append(f"the dataset was {first_dataset[:12]}, is {dataset[:12]} (the source's content changed)")
-    if refused:
-        raise ConfigError(
-            f"{where} holds another run: {'; '.join(refused)}. "
-            "Undo the change, or start from scratch with --fresh or another name"
-        )
-    return changed
-
-
-def flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dotted keys."""
-    if not isinstance(value, dict) or not value:
-        return {prefix: value}
-    return {k: v for key, inner in value.items() for k, v in flat(inner, f"{prefix}.{key}" if prefix else key).items()}
