@@ -14,10 +14,10 @@ import pytest
 from tests.training.accounts import accounted
 from tests.training.inprocess import StopAfter, Texts, losses, run, same, tensors
 from training.checkpoint.read import newest
-from training.config import ConfigError
+from training.config import ConfigError, apply_override, load_texts
 from training.run import ledger
 from training.run.directory import RunDir
-from training.trainer import state
+from training.trainer import same_run, state
 
 # Dropout, so that the random generators matter.
 DROPOUT = ("model.attention_dropout=0.1",)
@@ -166,6 +166,15 @@ def test_a_run_directory_refuses_another_model(texts: Texts, data_root: Path, tm
         run(texts, ("model.hidden_size=32",), tmp_path, data_root)
     with pytest.raises(ConfigError, match=r"train\.seed was 7, is 9"):
         run(texts, ("train.seed=9",), tmp_path, data_root)
+
+
+@pytest.mark.parametrize(
+    "key", ["retry.most=1", "nodes={min: 1, max: 2}", "train.check_replicas_every=9", "parallel.sharding=fsdp"]
+)
+def test_how_the_job_runs_may_change(texts: Texts, key: str) -> None:
+    before, now = (load_texts(apply_override(texts, key) if changed else texts) for changed in (False, True))
+    same = (before.model_dump(mode="json"), now, "data", "data", "here")
+    assert key.partition("=")[0].partition(".")[0] in same_run.check_same_run(*same)[0]
 
 
 def test_a_finished_run_stops_at_once_unless_steps_are_raised(texts: Texts, data_root: Path, tmp_path: Path) -> None:

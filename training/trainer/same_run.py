@@ -23,8 +23,9 @@ log = logging.getLogger("trainyard")
 MAY_CHANGE = ("train.steps", "train.learning_rate", "train.min_learning_rate_ratio", "train.warmup_steps",
               "train.schedule", "train.schedule_power",
               "train.weight_decay", "train.gradient_clip", "train.eval_every", "train.eval_sequences",
-              "train.on_nan", "train.on_spike",
-              "sample", "device", "parallel", "checkpoint", "upload", "track", "data.source")  # fmt: skip
+              "train.on_nan", "train.on_spike", "train.check_replicas_every",
+              "sample", "device", "parallel", "checkpoint", "nodes", "retry", "upload", "track",
+              "data.source")  # fmt: skip
 
 
 def described(task: Task, config: Config, device: Device, ranks: Ranks, feed: Feed) -> dict[str, Any]:
