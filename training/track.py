@@ -14,11 +14,11 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from training.run.directory import RunDir, read_json
+from training.run.directory import RunDir, flat, read_json
 from training.run.failure import one_line
 from training.trackers.rows import MOST, SETTINGS, Sent, sources
 from training.trackers.services import SERVICES, About, Service
@@ -109,20 +109,13 @@ def about(run: RunDir, settings: Mapping[str, Any]) -> About:
     kept |= versions if isinstance(versions, dict) else {}
     told = {key: str(value)[:_LONGEST_VALUE] for key, value in kept.items() if value is not None}
     config = info.get("config")
-    flat = dict(_flat(config if isinstance(config, dict) else {}))
-    parameters = dict(list({**told, **flat}.items())[:_MOST_KEYS])
+    keys = flat(config if isinstance(config, dict) else {})
+    values = {key: str(value)[:_LONGEST_VALUE] for key, value in keys.items() if value not in (None, {})}
+    parameters = dict(list({**told, **values}.items())[:_MOST_KEYS])
     name = str(settings.get("run") or run.name)
     found = {"run": name, **{tag: told[key] for tag, key in (("commit", "commit"), ("data", "dataset")) if key in told}}
     tags = {**{f"trainyard.{key}": value for key, value in found.items()}, **(settings.get("tags") or {})}
     return About(name, run.track.resolve(), parameters, tags, told.get("commit"))
-
-
-def _flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in config.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{above}{key}.")
-        elif value is not None:
-            yield f"{above}{key}", str(value)[:_LONGEST_VALUE]
 
 
 def follow(sender: Sender, run: RunDir, within: int) -> bool:
