@@ -250,12 +250,13 @@ def main(names: list[str]) -> int:
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     for number, case in enumerate(left, 1):
         print(f"{number} of {len(left)}: {case.name}", file=sys.stderr, flush=True)
-        kept[case.name] = result = carry_out(case)
-        if not result.states and result.code >= 0:  # `yard` itself failed
+        result = carry_out(case)
+        if not result.states:  # `yard` itself failed, or did not end
             print(f"error: {case.name}: {result.errors.strip().rpartition(chr(10))[2]}", file=sys.stderr)
             return 1
+        kept[case.name] = result
         with RESULTS.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(kept[case.name])) + "\n")
+            file.write(json.dumps(asdict(result)) + "\n")
     print("\n".join(tables(scripts, {case.name: kept[case.name] for case in wanted})))
     return 0
 
