@@ -166,9 +166,9 @@ def carry_out(case: Case) -> Result:
 
 
 def results() -> dict[str, Result]:
-    """Return the kept results by name, the newest of each."""
+    """Return the kept results by name, the newest of each. A row without a verdict is not a result."""
     lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
-    return {row["name"]: Result(**row) for row in map(json.loads, lines)}
+    return {row["name"]: Result(**row) for row in map(json.loads, lines) if row["states"]}
 
 
 def judged(defect: Defect, result: Result) -> str:
@@ -204,7 +204,7 @@ def _told(result: Result) -> str:
     told = [f"{state} {name}" for name, state in result.found.items()] or [
         f"{state} {claim}" for claim, state in result.states.items()
     ]
-    return ", ".join(told) or result.errors.strip().rpartition("\n")[2][:80]
+    return ", ".join(told)
 
 
 def _healthy(scripts: dict[str, Script], kept: dict[str, Result]) -> list[str]:
@@ -226,7 +226,7 @@ def _trainers(kept: dict[str, Result]) -> list[str]:
         result = kept.get(name)
         if result is not None:
             whole += list(result.states.values()).count("PASS") == 10
-            lines.append(_row(name, result, "", _told(result) if result.found or not result.states else ""))
+            lines.append(_row(name, result, "", _told(result) if result.found else ""))
     return [*lines, f"{len(lines) - 1} trainers proven: {whole} with 10 of 10"]
 
 
@@ -244,21 +244,24 @@ def main(names: list[str]) -> int:
     if not wanted:
         print(f"error: {', '.join(names)}: no such script, defect or trainer", file=sys.stderr)
         return 2
-    kept = results()
-    left = [case for case in wanted if case.name not in kept or kept[case.name].digest != case.digest]
+    digests = {case.name: case.digest for case in wanted}
+    kept = {name: row for name, row in results().items() if digests.get(name) == row.digest}
+    left = [case for case in wanted if case.name not in kept]
     left.sort(key=lambda case: case.starts)  # where the time ends early, most rows are there
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     for number, case in enumerate(left, 1):
         print(f"{number} of {len(left)}: {case.name}", file=sys.stderr, flush=True)
         result = carry_out(case)
-        if not result.states:  # `yard` itself failed, or did not end
-            print(f"error: {case.name}: {result.errors.strip().rpartition(chr(10))[2]}", file=sys.stderr)
+        if result.states:
+            kept[case.name] = result
+            with RESULTS.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(result)) + "\n")
+            continue
+        print(f"error: {case.name}: {result.errors.strip().rpartition(chr(10))[2]}", file=sys.stderr)
+        if result.code >= 0:  # `yard` itself failed, as it would for the next ones
             return 1
-        kept[case.name] = result
-        with RESULTS.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(result)) + "\n")
-    print("\n".join(tables(scripts, {case.name: kept[case.name] for case in wanted})))
-    return 0
+    print("\n".join(tables(scripts, kept)))
+    return 0 if len(kept) == len(wanted) else 1
 
 
 if __name__ == "__main__":

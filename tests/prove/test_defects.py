@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.prove import planted, proving, trainers
+from tests.prove import bench, planted, proving, trainers
 from tools.prove.observed import TABLE
 
 SCRIPTS = planted.load()
@@ -33,6 +34,18 @@ def test_each_claim_has_defects_in_each_script() -> None:
         claims = {one.claim for one in script.defects}
         missing = set(TABLE["claims"]) - claims - {name.partition("/")[0] for name in script.expected}
         assert missing <= (ALONE if script.name == "no_framework" else set()), script.name
+
+
+def test_a_yard_that_gave_no_verdict_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kept row without one, and a `yard` that fails, neither count nor are kept."""
+    case = bench.Case("ddp/a", "1", lambda directory: ["a"], ["--no-such-option"], Path(sys.executable).parent)
+    monkeypatch.setattr(bench, "RESULTS", tmp_path / "kept/bench.jsonl")
+    monkeypatch.setattr(bench, "cases", lambda scripts: iter([case]))
+    assert bench.main([]) == 1
+    assert not bench.RESULTS.exists()
+    row = {"name": "ddp/a", "digest": "1", "code": 1, "states": {}, "found": {}, "seconds": 0.0}
+    bench.RESULTS.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    assert bench.results() == {}
 
 
 def test_a_patch_that_does_not_fit_is_refused() -> None:
