@@ -14,6 +14,7 @@ from tools.job.metrics.series import Record
 from tools.job.snapshot import LiveJob, Snapshot
 from tools.job.snapshot.collect import collect
 from tools.kube import Kubectl, Manifests
+from tools.kube.kubectl import CANNOT_SEE
 from tools.workload import Workload, kinds
 
 LOOK = 10.0  # seconds between two looks at a job that is followed to its end
@@ -42,18 +43,27 @@ class Followed:
         return is_over(self.snapshot)
 
     def look(self) -> bool:
-        """Take a snapshot; return whether there is nothing more to wait for."""
-        self.snapshot = collect(self._kubectl, self._job, run=self._steps, around=True)
+        """Take a snapshot; return whether there is nothing more to wait for.
+
+        To the end of a job the cluster may fail to answer at times.
+        """
+        try:
+            self.snapshot = collect(self._kubectl, self._job, run=self._steps, around=True)
+        except UserError as problem:
+            if not (self._to_the_end and self._said and problem.code == CANNOT_SEE):
+                raise
+            self._say(f"not seen this time: {problem.message}")
+            return False
         if self.snapshot.uid != self._uid:
             raise UserError(f"{self.snapshot.name} was replaced by another job: {self.snapshot.uid}", code=1)
         self.explanation = explain(self.snapshot)
         self.reached = max(self.reached, progress.of(self.snapshot).step or 0)
-        self.step = first_step(self.snapshot) if self._steps else None
+        self.step = first_step(self.snapshot) if self._steps and not self._to_the_end else None
         first = self.explanation.causes[:1]
         self._since = {cause.kind: self._since.get(cause.kind, time.monotonic()) for cause in first}
         lasting = [cause for cause in first if time.monotonic() - self._since[cause.kind] > STANDS]
         self.cause = lasting[0] if lasting else None
-        return self.is_over or bool((self.step or self.cause) and not self._to_the_end)
+        return self.is_over or bool(self.step or (self.cause and not self._to_the_end))
 
     def report(self) -> None:
         """Print the job's state, if more than its numbers has changed."""
@@ -84,7 +94,8 @@ def to_the_end(kubectl: Kubectl, manifests: Manifests, uid: str, say: Say) -> Fo
     config, job = load_config(manifests, repo.root()), kinds.job_of(manifests)
     rule = config.retry if config else None
     while True:
-        followed = _ended(Followed(kubectl, LiveJob(job), uid, True, say, to_the_end=True))
+        followed = Followed(kubectl, LiveJob(job), uid, True, say, to_the_end=True)
+        wait.until(followed.look, math.inf, every=LOOK, report=lambda _waited, one=followed: one.report())
         seen = followed.snapshot
         if rule is None or seen.condition("Succeeded") is not None:
             return followed
@@ -96,11 +107,6 @@ def to_the_end(kubectl: Kubectl, manifests: Manifests, uid: str, say: Say) -> Fo
         last = planned.last
         say(f"attempt {len(planned.ledger)} of {rule.most}: {last.cause}: {last.evidence}; changes {last.changed}")
         uid = submit.uid_of(retry.carry_out(kubectl, seen, planned.objects, say), job.item)
-
-
-def _ended(followed: Followed) -> Followed:
-    wait.until(followed.look, math.inf, every=LOOK, report=lambda _waited: followed.report())
-    return followed
 
 
 def first_step(seen: Snapshot) -> Record | None:
