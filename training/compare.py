@@ -22,8 +22,8 @@ from training.checkpoint.dcp import METADATA
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.layout import MANIFEST, rows_of
 from training.checkpoint.read import Checkpoint, open_checkpoint
+from training.run.directory import flat
 from training.run.signing import SigningError
-from training.trainer.state import flat
 from training.weights.dcp import DcpTensors
 from training.weights.errors import WeightsError
 from training.weights.tensors import CheckpointTensors, Kind, SafetensorsDirectory, Tensors, chunks
