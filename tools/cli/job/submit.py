@@ -58,9 +58,10 @@ def command(
         raise UserError("--resume continues the job and --replace ends it: give one of them")
     if to_the_end and (no_follow or dry_run or sweeps):
         raise UserError("--follow watches one job to its end: give neither --no-follow, --dry-run nor --sweep")
-    plain, here = cells_knobs.rendered(cell, file, Knobs()), lookup.in_namespace(kubectl)
+    plain = cells_knobs.rendered(cell, file, Knobs())
     if to_the_end and (wrapper := kinds.job_of(plain).wrapper):
         raise UserError(f"--follow: the controller of {wrapper} may make the job much later", "yard job status --watch")
+    here = lookup.in_namespace(kubectl)
     points = sweep.points(submit.with_served_kind(here, plain, knobs, output.note), sweeps)
     jobs = [_Job(one, cells_knobs.applied(plain, one)) for one in points]
     for job in jobs if dev else ():
