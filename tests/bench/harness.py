@@ -31,7 +31,7 @@ from ruamel.yaml import YAML
 
 from tests.bench.pressure import LIMIT, Meter
 from tests.bench.sides import ROOT, Bench, Figures, Side, SideError, write_corpus
-from tests.parts import venv
+from tests.parts import ledger, venv
 
 HERE, PLACE = ROOT / "tests/bench", ROOT / ".cache/bench"
 RESULTS = HERE / "results"
@@ -136,20 +136,16 @@ def digest(name: str, table: Table) -> str:
 
 
 class Rounds:
-    """The rounds measured so far, one a line of a file."""
+    """The rounds measured so far."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def of(self, group: str, digest: str) -> list[dict[str, Figures]]:
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        found = (json.loads(line) for line in lines)
-        return [one["sides"] for one in found if (one["group"], one["digest"]) == (group, digest)]
+        return [one["sides"] for one in ledger.read(self.path) if (one["group"], one["digest"]) == (group, digest)]
 
     def add(self, group: str, digest: str, sides: dict[str, Figures]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"group": group, "digest": digest, "sides": sides}) + "\n")
+        ledger.add(self.path, {"group": group, "digest": digest, "sides": sides})
 
 
 def measure_group(name: str, table: Table, bench: Bench, rounds: Rounds, say: Say, end: float) -> str:

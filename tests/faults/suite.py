@@ -33,6 +33,7 @@ from ruamel.yaml import YAML
 
 from tests.bench.harness import commit, processor
 from tests.faults.bed import ROOT, Bed, Course, NoFaultError, NotTriedError, Outcome
+from tests.parts import ledger
 
 HERE, PLACE = ROOT / "tests/faults", ROOT / ".cache/faults"
 RESULTS = HERE / "results.json"
@@ -96,22 +97,19 @@ def digest() -> str:
 
 
 class Trials:
-    """The trials so far, one a line of a file."""
+    """The trials so far."""
 
     def __init__(self, path: Path, digest: str) -> None:
         self.path, self.digest = path, digest
 
     def all(self) -> list[Trial]:
         """The newest trial of each fault, side and seed with the present code."""
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        found = [Trial(**json.loads(line)) for line in lines]
+        found = [Trial(**one) for one in ledger.read(self.path)]
         newest = {(one.fault, one.side, one.seed): one for one in found if one.digest == self.digest}
         return list(newest.values())
 
     def add(self, trial: Trial) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(trial)) + "\n")
+        ledger.add(self.path, asdict(trial))
 
 
 @contextmanager

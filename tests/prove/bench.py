@@ -14,7 +14,6 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-import json
 import re
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
+from tests.parts import ledger
 from tests.prove import planted, proving, trainers
 from tests.prove.planted import Defect, Script
 from tools.prove.observed import TABLE
@@ -167,8 +167,7 @@ def carry_out(case: Case) -> Result:
 
 def results() -> dict[str, Result]:
     """Return the kept results by name, the newest of each. A row without a verdict is not a result."""
-    lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
-    return {row["name"]: Result(**row) for row in map(json.loads, lines) if row["states"]}
+    return {row["name"]: Result(**row) for row in ledger.read(RESULTS) if row["states"]}
 
 
 def judged(defect: Defect, result: Result) -> str:
@@ -248,14 +247,12 @@ def main(names: list[str]) -> int:
     kept = {name: row for name, row in results().items() if digests.get(name) == row.digest}
     left = [case for case in wanted if case.name not in kept]
     left.sort(key=lambda case: case.starts)  # where the time ends early, most rows are there
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
     for number, case in enumerate(left, 1):
         print(f"{number} of {len(left)}: {case.name}", file=sys.stderr, flush=True)
         result = carry_out(case)
         if result.states:
             kept[case.name] = result
-            with RESULTS.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(result)) + "\n")
+            ledger.add(RESULTS, asdict(result))
             continue
         print(f"error: {case.name}: {result.errors.strip().rpartition(chr(10))[2]}", file=sys.stderr)
         if result.code >= 0:  # `yard` itself failed, as it would for the next ones
