@@ -4,8 +4,8 @@ python -m tests.faults.suite [--all] [--keep] [NUMBER ...]
 
 Each trial is kept in .cache/faults as it ends, and a second call continues there; a change of the code begins anew, and
 numbers on the command line are tried again. With --all each fault is tried with all its seeds. The exit code is 1 if a
-bound was not kept, and 3 if a fault did not happen or its time was up. `--keep` writes the table for docs/recovery.md,
-into tests/faults/results.json.
+bound was not kept or a trial did not end, and 3 if this machine cannot produce a fault, a fault did not happen, or the
+time was up. `--keep` writes the table for docs/recovery.md, into tests/faults/results.json.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ RESULTS = HERE / "results.json"
 QUICK, LONG = 36 * 60, 170 * 60  # seconds after which no trial begins
 LIMIT = 240  # seconds of one trial, where faults.yaml says nothing else
 CODE = ("training", "tests/faults", "tests/training/checkpoint", "tests/training/jobs.py")
+NOT_YET = "not yet run"
 Say = Callable[[str], None]
 
 
@@ -96,6 +97,10 @@ def digest() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
+class TimeUpError(Exception):
+    """A trial did not end in its time. It is not an OSError, which trials expect of a fault."""
+
+
 class Trials:
     """The trials so far."""
 
@@ -114,10 +119,10 @@ class Trials:
 
 @contextmanager
 def within(seconds: int) -> Iterator[None]:
-    """Raise TimeoutError in the block when the time is up."""
+    """Raise TimeUpError in the block when the time is up."""
 
     def ring(number: int, frame: Any) -> None:
-        raise TimeoutError(f"not ended after {seconds} s")
+        raise TimeUpError(f"not ended after {seconds} s")
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.alarm(seconds)
@@ -142,7 +147,7 @@ def attempt(fault: Fault, side: str, seed: int, calm: dict[tuple[bool, int, int]
         trial.verdict, trial.why = "not tried", str(why)
     except NoFaultError as why:
         trial.verdict, trial.why = "no fault", str(why)
-    except (AssertionError, TimeoutError, OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
+    except (AssertionError, TimeUpError, OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
         trial.why = f"{type(error).__name__}: {error}"
     finally:
         bed.close()
@@ -169,7 +174,7 @@ def tested(ids: tuple[str, ...]) -> Outcome:
     found = re.fullmatch(r"(\d+) passed, (\d+) failed, (\d+) skipped", count)
     if found is None or not int(found[1]) + int(found[2]):
         raise NoFaultError(f"no test ran: {count} {done.stderr.strip()[-200:]}")
-    if int(found[3]):
+    if int(found[3]) and not int(found[2]):
         raise NotTriedError(f"tests were skipped: {count}")
     return Outcome(done.returncode == 0, "each test asserts its fault", count, points=int(found[1]))
 
@@ -205,7 +210,7 @@ def rows_of(faults: list[Fault], trials: list[Trial]) -> list[dict[str, Any]]:
         sides = {}
         for side in fault.sides():
             mine = [one for one in trials if (one.fault, one.side) == (fault.number, side)]
-            sides[side] = _summed(mine) if mine else {"verdict": "not yet run"}
+            sides[side] = _summed(mine) if mine else {"verdict": NOT_YET}
         row = {"number": fault.number, "name": fault.name, "how": fault.how, "bound": fault.bound, **sides}
         row["missing"] = fault.missing or sides.get("trainyard", {}).get("missing", "")
         if fault.control.startswith("none: "):
@@ -216,10 +221,10 @@ def rows_of(faults: list[Fault], trials: list[Trial]) -> list[dict[str, Any]]:
 
 def _summed(mine: list[Trial]) -> dict[str, Any]:
     """Sum up the trials of one side of a fault, over its seeds."""
-    if missing := [one.why for one in mine if one.verdict == "not tried"]:
-        return {"verdict": "not tried", "missing": missing[0]}
-    order = ("no fault", "not held", "held")
+    order = ("not held", "no fault", "not tried", "held")
     worst = min(mine, key=lambda one: order.index(one.verdict))
+    if worst.verdict == "not tried":
+        return {"verdict": "not tried", "missing": worst.why}
     lost = [one.outcome["lost"] for one in mine if one.outcome.get("lost") is not None]
     seconds = [one.outcome["seconds"] for one in mine if one.outcome.get("seconds") is not None]
     return {
@@ -242,7 +247,8 @@ def table_lines(rows: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         ours, theirs = row.get("trainyard", {}), row.get("control", {})
         told = f"**not tried**: {row['missing']}" if row["missing"] else _told(ours)
-        beside = row.get("no_control") or ("" if row["missing"] else str(theirs.get("seen", "not yet run")))
+        beside = theirs.get("seen") or theirs.get("missing", NOT_YET)
+        beside = row.get("no_control") or ("" if row["missing"] else beside)
         cells = [
             row["number"], f"{row['name']}: {row['how']}" if row["how"] else row["name"], row["bound"],
             "" if row["missing"] else ours.get("points", ""), told, _cell(ours, "lost"), _cell(ours, "seconds"), beside,
@@ -254,7 +260,7 @@ def table_lines(rows: list[dict[str, Any]]) -> list[str]:
 
 def _told(side: dict[str, Any]) -> str:
     verdict = side["verdict"]
-    shown = verdict if verdict in ("held", "not yet run") else f"**{verdict}**"
+    shown = verdict if verdict in ("held", NOT_YET) else f"**{verdict}**"
     return f"{shown}: {side['seen']}" if side.get("seen") else shown
 
 
@@ -265,14 +271,15 @@ def _cell(side: dict[str, Any], name: str) -> str:
 
 def exit_code(rows: list[dict[str, Any]], complete: bool) -> int:
     verdicts = {row["trainyard"]["verdict"] for row in rows if "trainyard" in row}
-    return 1 if "not held" in verdicts else 3 if not complete or verdicts & {"no fault", "not yet run"} else 0
+    return 1 if "not held" in verdicts else 3 if not complete or verdicts - {"held"} else 0
 
 
 def environment() -> None:
-    """Set what every process of a trial inherits: loopback only, one thread, imports from this checkout."""
+    """Set what every process of a trial inherits: loopback only, one thread, torchrun and imports of this checkout."""
     guard = str(ROOT / "training/guard")
     os.environ.update(TRAINYARD_LOOPBACK="1", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", TRAINYARD_CPUS="1")
     os.environ["PYTHONPATH"] = os.pathsep.join([guard, str(ROOT)])
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     os.chdir(ROOT)
 
 
@@ -286,6 +293,7 @@ def main(arguments: list[str]) -> int:
     if unknown := set(given.numbers) - {fault.number for fault in table}:
         parser.error(f"no such fault: {', '.join(map(str, sorted(unknown)))}; there are 1 to {table[-1].number}")
     environment()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the trial ends its processes
     trials = Trials(PLACE / "trials.jsonl", digest())
     say: Say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
     chosen = [fault for fault in table if not given.numbers or fault.number in given.numbers]

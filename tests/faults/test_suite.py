@@ -59,14 +59,24 @@ def wrong(bed: Bed) -> Outcome:
     raise AssertionError("not in 90 s")
 
 
+def broken_or_never(bed: Bed) -> Outcome:
+    return never(bed) if bed.seed else Outcome(False, "seen", "a mixture")
+
+
+def impossible_or_never(bed: Bed) -> Outcome:
+    return never(bed) if bed.seed else impossible(bed)
+
+
 @pytest.mark.parametrize(
     ("function", "verdict", "code", "told"),
     [
         (held, "held", 0, "held: whole"),
         (broken, "not held", 1, "**not held**: a mixture"),
         (never, "no fault", 3, "**no fault**: it ended before"),
-        (impossible, "not tried", 0, "**not tried**: no cgroup can be made here"),
+        (impossible, "not tried", 3, "**not tried**: no cgroup can be made here"),
         (wrong, "not held", 1, "**not held**: AssertionError: not in 90 s"),
+        (broken_or_never, "not held", 1, "**not held**: a mixture"),
+        (impossible_or_never, "no fault", 3, "**no fault**: it ended before"),
     ],
 )
 def test_verdicts_and_continuation(
@@ -86,8 +96,9 @@ def test_verdicts_and_continuation(
     assert told in line
     if verdict == "held":
         assert (row["trainyard"]["points"], row["trainyard"]["lost"]) == (6, 1)
+    again = sum(": no fault, " in line for line in said)
     assert suite.run([fault], end=float("inf"), **how)
-    assert len(said) == (8 if verdict == "no fault" else 4)
+    assert len(said) == 4 + again
     assert suite.Trials(tmp_path / "trials.jsonl", "later").all() == []
 
 
