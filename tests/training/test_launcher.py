@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.pod import launcher
+from training.pod import forked_rank, launcher
 from training.run import failure, heartbeat
 from training.run.directory import RunDir
 from training.run.failure import CODES, Failure
@@ -154,6 +155,29 @@ def test_a_failure_before_a_ranks_next_step_is_not_the_cause(tmp_path: Path) -> 
     heartbeat.Heartbeat(run.heartbeat, 1).enter("training", 7)
     kinds.append([one.kind for one in failure.incident(run, now - 100)])
     assert kinds == [["killed", "nan"], ["nan"]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "restarts", "waits"),
+    [("config", 0, True), ("config", 2, False), ("error", 0, False), ("lost peer", 2, True)],
+)
+def test_a_rank_waits_to_be_ended(kind: str, restarts: int, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torchrun would start it again in vain, and where another rank is the cause: SIGTERM ends the wait."""
+    values = {
+        "TRAINYARD_ENTRYPOINT": "1",
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
+        "TORCHELASTIC_MAX_RESTARTS": "2",
+    }
+    for name, value in {**values, "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        forked_rank.wait_to_be_ended(CODES[kind])
+        assert (signal.SIGTERM not in signal.sigpending()) == waits
+    finally:
+        signal.sigtimedwait({signal.SIGTERM}, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _parent(pid: int) -> int:

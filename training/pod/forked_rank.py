@@ -11,6 +11,7 @@ from training.pod import fork_server
 from training.pod.development import Code
 
 CAUSE_SECONDS = 1.0  # torchrun checks its ranks ten times a second
+END_SECONDS = 10.0  # process 1 looks for records once a second, and waits a second for those of other ranks
 
 
 def main() -> None:
@@ -24,7 +25,7 @@ def main() -> None:
     try:
         run_rank(task.TASK, task.__doc__)
     except SystemExit as end:
-        _wait_for_the_cause(end.code)
+        wait_to_be_ended(end.code)
         raise
 
 
@@ -38,17 +39,25 @@ def take_changes(code: Code | None) -> None:
     importlib.invalidate_caches()
 
 
-def _wait_for_the_cause(code: str | int | None) -> None:
-    """If this rank failed because of another one, let torchrun find the other one dead first.
+def wait_to_be_ended(code: str | int | None) -> None:
+    """After some failures, wait before this process ends, until torchrun asks it to stop.
 
-    torchrun names only one of the ranks that it finds dead, and a killed rank leaves no other trace. It then
-    asks the remaining ranks to stop, which ends the wait.
+    If another rank is the cause, torchrun must find that one dead first: it names only one of the ranks that it finds
+    dead, and a killed rank leaves no other trace. If no restart can help, process 1 must end torchrun first, which
+    would start the ranks again at once.
     """
-    from training.run.failure import CODES
+    from training.distributed.process import ENTRYPOINT
+    from training.run.failure import CODES, PERMANENT
 
+    seconds = 0.0
     if code in (CODES["lost peer"], CODES["communication"]) and os.environ.get("LOCAL_WORLD_SIZE") != "1":
+        seconds = CAUSE_SECONDS
+    starts = [os.environ.get(f"TORCHELASTIC_{name}") for name in ("RESTART_COUNT", "MAX_RESTARTS")]
+    if code in {CODES[kind] for kind in PERMANENT} and ENTRYPOINT in os.environ and starts[0] != starts[1]:
+        seconds = END_SECONDS
+    if seconds:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        signal.sigtimedwait({signal.SIGTERM}, CAUSE_SECONDS)
+        signal.sigtimedwait({signal.SIGTERM}, seconds)
 
 
 if __name__ == "__main__":
