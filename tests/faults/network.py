@@ -32,6 +32,7 @@ from tests.training.jobs import Job
 JOIN_SECONDS = 40
 HANG_SECONDS = 5
 GLOO_SECONDS = 10
+CUT_SECONDS = 90  # the longest cut: the join time-out, and a hang that is found before
 
 
 @dataclass
@@ -201,7 +202,7 @@ def cut(place: Place) -> Iterator[None]:
 
 
 def partition(bed: Bed) -> Outcome:
-    """The link is cut for less than the limit of a hang, and for ever. What either side commits then is counted."""
+    """The link is cut for less than the limit of a hang, and for longer. What either side commits then is counted."""
     calm, at = bed.calm(), bed.draw.randint(8, 15)
     with two_networks() as places:
         port = free_port()
@@ -218,17 +219,24 @@ def partition(bed: Bed) -> Outcome:
         kept = [node.workers() for node in nodes] == before
         with cut(places[1]):
             committed = _steps(nodes[0])
-            began = time.time()
-            codes = [node.wait(200) for node in nodes]
-            ended = time.time() - began
-            more = _steps(nodes[0]) - committed
+            wait_for(lambda: _codes(nodes) != [None, None], CUT_SECONDS)
+            time.sleep(HANG_SECONDS)
+            more, during = _steps(nodes[0]) - committed, _codes(nodes)
         reached = last_step(nodes[0])
-        proof = f"no step was made in 3 s of a cut; after the long cut codes {codes} in {ended:.0f} s"
+        wait_for(lambda: None not in _codes(nodes), CUT_SECONDS)
+        after = _codes(nodes)
+        for node in nodes:
+            node.close()
+        proof = f"no step was made in 3 s of a cut; codes {during} in the long cut, {after} when the link was back"
         found = _again(bed, calm, reached, proof, places)
     told = "the same ranks continued after the short cut" if kept else "the short cut cost a restart"
-    found.seen = f"{told}; {len(more)} commits during the long one; {found.seen}"
+    found.seen = f"{told}; {len(more)} commits during the long one, which ended with codes {after}; {found.seen}"
     found.held = found.held and kept and not more
     return found
+
+
+def _codes(nodes: Sequence[Job]) -> list[int | None]:
+    return [node.process.poll() for node in nodes]
 
 
 def _steps(job: Job) -> set[str]:
