@@ -17,7 +17,7 @@ from typing import Any, Literal
 from unittest import mock
 
 from tests.faults.bed import Bed, Outcome
-from tests.training.checkpoint.values import assert_holds, held, state, whole
+from tests.training.checkpoint.values import assert_holds, snapshot
 from training.checkpoint.read import newest
 from training.checkpoint.store import Store
 
@@ -216,7 +216,7 @@ def recorded(directory: Path) -> Recorder:
 
 
 def _put(store: Store, step: int) -> None:
-    store.save(step, held(whole(step), 0, 1, sharded=False), state(step, 0), {"tokens": 1000 * step}, {})
+    store.save(snapshot(step))
 
 
 def power_lost(bed: Bed) -> Outcome:

@@ -22,7 +22,7 @@ from tests.faults.bed import Bed, NoFaultError, NotTriedError, Outcome
 from tests.faults.processes import broken_storage
 from tests.training.checkpoint.serving import Ranks, rank_server, results
 from tests.training.checkpoint.sweep import sweep
-from tests.training.checkpoint.values import assert_holds, held, state, whole
+from tests.training.checkpoint.values import assert_holds, snapshot, whole
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.layout import BAD
 from training.checkpoint.store import Store
@@ -34,7 +34,7 @@ FLIPS = 60  # bits for each seed
 def _put(store: Store, step: int, rows: int = 0) -> None:
     """Save the test values of a step, with `rows` KiB more in a tensor of its own."""
     tensors = whole(step) | ({"more": torch.zeros(rows, 256)} if rows else {})
-    store.save(step, held(tensors, 0, 1, sharded=False), state(step, 0), {"tokens": 1000 * step}, {})
+    store.save(snapshot(step, tensors))
 
 
 def _two_steps(bed: Bed, call: Ranks) -> Path:

@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from tests.training.checkpoint.values import assert_holds, held, state, whole
+from tests.training.checkpoint.values import assert_holds, snapshot
 from training import checkpoints
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.layout import MANIFEST, SIGNATURE, canonical, committed_steps, read_manifest
@@ -39,7 +39,7 @@ LIMIT_S, LIMIT_BYTES = 10, 100 << 20
 
 
 def put(store: Store, step: int) -> None:
-    store.save(step, held(whole(step), 0, 1, sharded=False), state(step, 0), {"tokens": 1000 * step}, {})
+    store.save(snapshot(step))
 
 
 def filled(run: Path) -> Path:

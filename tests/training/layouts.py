@@ -41,7 +41,8 @@ def rank(texts: dict[str, tuple[str, str]], name: str, overrides: tuple[str, ...
 
     def restore_and_repeat(now: state.TrainState, checkpoint: Checkpoint, number: int) -> None:
         restore(now, checkpoint, number)
-        state.save(now, Store(run_dir.parent / f"again-{name}" / "checkpoints", group=now.parallel.ranks.group), {})
+        again = run_dir.parent / f"again-{name}" / "checkpoints"
+        Store(again, group=now.parallel.ranks.group).save(state.collect(now, {}), finite=True)
 
     steps = STEPS * (list(ALL).index(name) + 1)
     with mock.patch.object(state, "restore", restore_and_repeat):

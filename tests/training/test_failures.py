@@ -6,7 +6,6 @@ import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +13,8 @@ import torch
 from tests.training.inprocess import Texts, losses, run
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.read import newest
+from training.checkpoint.tiers import Tiers
+from training.checkpoint.write import Snapshot
 from training.config import ConfigError
 from training.data.errors import DataError
 from training.data.examples.formats import BadRow
@@ -22,7 +23,6 @@ from training.export import ExportError
 from training.run.directory import RunDir
 from training.run.exit_status import exit_in_words
 from training.run.failure import CODES, Drained, LossError, UploadError, classify, record
-from training.trainer import state
 from training.weights import WeightsError
 
 
@@ -110,15 +110,15 @@ def test_a_failed_checkpoint_is_a_warning_and_training_continues(
     texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saves: list[int] = []
-    real = state.Collected.commit
+    real = Tiers.save
 
-    def failing_once(collected: state.Collected, *rest: Any) -> None:
-        saves.append(collected.step)
+    def failing_once(tiers: Tiers, given: Snapshot, *, must: bool) -> None:
+        saves.append(given.step)
         if len(saves) == 1:
             raise CheckpointError("rank 0 could not write: No space left on device")
-        real(collected, *rest)
+        real(tiers, given, must=must)
 
-    monkeypatch.setattr(state.Collected, "commit", failing_once)
+    monkeypatch.setattr(Tiers, "save", failing_once)
     done = run(texts, ("train.steps=12",), tmp_path, data_root)
     assert saves == [5, 10, 12]
     assert len(losses(done)) == 12
@@ -128,10 +128,10 @@ def test_a_failed_checkpoint_is_a_warning_and_training_continues(
 def test_a_failed_last_checkpoint_ends_the_run(
     texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(collected: state.Collected, *rest: Any) -> None:
+    def failing(tiers: Tiers, given: Snapshot, *, must: bool) -> None:
         raise CheckpointError("rank 0 could not write: No space left on device")
 
-    monkeypatch.setattr(state.Collected, "commit", failing)
+    monkeypatch.setattr(Tiers, "save", failing)
     with pytest.raises(CheckpointError, match="No space left"):
         run(texts, ("train.steps=3",), tmp_path, data_root)
     assert not (tmp_path / "report.json").exists()

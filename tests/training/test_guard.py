@@ -17,6 +17,7 @@ from training.checkpoint.errors import CheckpointError
 from training.checkpoint.layout import committed_steps
 from training.checkpoint.shards import shards_of
 from training.checkpoint.store import Store
+from training.checkpoint.write import Snapshot
 from training.config import ConfigError, apply_override, load_texts
 from training.run.directory import RunDir
 from training.run.failure import LossError
@@ -146,11 +147,11 @@ def test_a_run_without_a_checkpoint_cannot_roll_back(
 def test_a_value_that_is_not_finite_is_never_committed(tmp_path: Path) -> None:
     store = Store(tmp_path)
     good = {"a": torch.ones(3), "b": torch.ones(2, dtype=torch.bfloat16), "n": torch.ones(2, dtype=torch.int64)}
-    store.save(1, shards_of(good.items()), {}, {}, {}, finite=True)
+    store.save(Snapshot(1, shards_of(good.items())), finite=True)
     for value in (math.nan, math.inf, -math.inf):
         bad = {**good, "b": torch.tensor([1.0, value], dtype=torch.bfloat16)}
         with pytest.raises(CheckpointError, match="rank 0: tensor 'b' holds a value that is not finite"):
-            store.save(2, shards_of(bad.items()), {}, {}, {}, finite=True)
+            store.save(Snapshot(2, shards_of(bad.items())), finite=True)
     assert store.steps() == [1]
 
 

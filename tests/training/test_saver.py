@@ -16,6 +16,7 @@ from tests.training.inprocess import StopAfter, Texts, losses, run, same, tensor
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.read import open_checkpoint
 from training.checkpoint.store import Store
+from training.checkpoint.write import Snapshot
 from training.run.directory import RunDir
 from training.trainer import loop
 
@@ -28,9 +29,9 @@ def _patched(monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None]) -> 
     """Call `before` with the step in the thread that saves, before it writes anything."""
     real = Store.save
 
-    def save(self: Store, step: int, *rest: Any, **more: Any) -> Any:
-        before(step)
-        return real(self, step, *rest, **more)
+    def save(self: Store, given: Snapshot, **more: Any) -> Any:
+        before(given.step)
+        return real(self, given, **more)
 
     monkeypatch.setattr(Store, "save", save)
 

@@ -252,6 +252,8 @@ def save(
         CheckpointError: it cannot be written. Nothing of it is left, and earlier checkpoints are unchanged.
         Drained: after the commit; let it end the process.
     """
+    from training.checkpoint.write import Snapshot
+
     session = _the_session()
     session.listen()
     store, peers = session.store(keep), session.peers()
@@ -259,7 +261,7 @@ def save(
     rows: dict[str, Any] = {}
     trees = {_COMMON: split(state, tensors, _COMMON), _OWN: split(own, rows, _OWN)}
     with heartbeat.during("saving"):
-        directory = store.save(step, _shards(tensors, rows, peers), trees, {}, {"script": True}, write)
+        directory = store.save(Snapshot(step, _shards(tensors, rows, peers), trees, {}, {"script": True}, write))
     if peers.any(session.asked):
         raise Drained(step)
     return directory

@@ -48,7 +48,7 @@ from training.checkpoint.shards import Shard
 from training.checkpoint.tensors import DTYPES, byte_view
 from training.checkpoint.tier import check_digest
 from training.checkpoint.verify import check_contents
-from training.checkpoint.write import Save
+from training.checkpoint.write import Save, Snapshot
 from training.run.files import open_regular
 
 
@@ -91,22 +91,14 @@ class Nodes:
             probe.write_bytes(b"")
             probe.unlink()
 
-    def save(
-        self,
-        step: int,
-        tensors: Mapping[str, Shard],
-        rank_state: Mapping[str, Any],
-        run_state: Mapping[str, Any],
-        meta: Mapping[str, Any],
-    ) -> None:
+    def save(self, given: Snapshot) -> None:
         """Commit one step on every node, and prune older ones.
 
         Raises:
             CheckpointError: on every rank, if one of them fails; earlier steps are unchanged.
         """
         _NodeSave(
-            self.root, self.run, self._peers, step, tensors, rank_state=rank_state, run_state=run_state, meta=meta,
-            files=None, log=self._log, room=lambda size: None, finite=True,
+            self.root, self.run, self._peers, given, log=self._log, room=lambda size: None, finite=True,
             node_of=self._node_of, leads=self._leads,
         ).run(lambda: False)  # fmt: skip
         if self._leads:
@@ -232,7 +224,7 @@ class _NodeSave(Save):
 
     def _open(self, size: int) -> str:
         self.identity = secrets.token_hex(6)
-        return f"{step_name(self._step)}.{self.identity}{TEMPORARY}"
+        return f"{step_name(self._given.step)}.{self.identity}{TEMPORARY}"
 
     def _write(self, begun: dict[str, Any]) -> dict[str, Any]:
         self._name = begun["directory"]
@@ -282,7 +274,7 @@ class _NodeSave(Save):
             if content is not None:
                 with HashedFile(directory / name, durable=False) as file:
                     file.write(content)
-        final = self._root / step_name(self._step)
+        final = self._root / step_name(self._given.step)
         if final.exists():  # of an attempt whose steps were undone
             discard(final)
         with naming(directory):

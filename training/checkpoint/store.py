@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,10 +19,9 @@ from training.checkpoint.keep import DEFAULT, Rules, superseded
 from training.checkpoint.layout import Manifest, read_manifest, step_name
 from training.checkpoint.peers import Peers
 from training.checkpoint.read import Checkpoint
-from training.checkpoint.shards import Shard
 from training.checkpoint.tier import Directory
 from training.checkpoint.verify import check_contents, check_sizes, share_of, with_retries
-from training.checkpoint.write import Save
+from training.checkpoint.write import Save, Snapshot
 from training.run import signing
 
 _warn = logging.getLogger(__name__).warning
@@ -61,43 +60,17 @@ class Store:
         """Committed steps, ascending, as this rank sees them; not verified."""
         return self.tier.steps()
 
-    def save(
-        self,
-        step: int,
-        tensors: Mapping[str, Shard],
-        rank_state: Mapping[str, Any],
-        run_state: Mapping[str, Any],
-        meta: Mapping[str, Any],
-        files: Callable[[Path], None] | None = None,
-        *,
-        finite: bool = False,
-    ) -> Path:
+    def save(self, given: Snapshot, *, finite: bool = False) -> Path:
         """Commit one step and prune older ones; return its directory. A committed step is not written again.
 
-        `rank_state` is this rank's own JSON; `run_state` (JSON) must be the same on all ranks; `meta` (JSON)
-        is taken from rank 0. `files` writes files of its own into the directory that it gets, the same one on
-        every rank. With `finite` a tensor with a value that is not finite is a failure. On failure every rank
-        gets the same CheckpointError with rank, file and reason; earlier checkpoints are unchanged, and nothing
-        of this one is left.
+        With `finite` a tensor with a value that is not finite is a failure. On failure every rank gets the same
+        CheckpointError with rank, file and reason; earlier checkpoints are unchanged, and nothing of this one is left.
         """
-        attempt = Save(
-            self.directory,
-            self._run,
-            self.peers,
-            step,
-            tensors,
-            rank_state=rank_state,
-            run_state=run_state,
-            meta=meta,
-            files=files,
-            log=self._log,
-            room=self._make_room,
-            finite=finite,
-        )
-        written = attempt.run(lambda: self._is_committed(step))
+        attempt = Save(self.directory, self._run, self.peers, given, log=self._log, room=self._make_room, finite=finite)
+        written = attempt.run(lambda: self._is_committed(given.step))
         if written and self.peers.rank == 0:
-            self._settle(step, attempt.identity)
-        return self.directory / step_name(step)
+            self._settle(given.step, attempt.identity)
+        return self.directory / step_name(given.step)
 
     def latest(self, check: Callable[[Checkpoint], None] | None = None) -> Checkpoint | None:
         """The newest step that every rank can read and verify, None without one.

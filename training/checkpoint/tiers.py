@@ -7,7 +7,7 @@ goes to the nodes first, then to the volume, and from there to the bucket, besid
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from training.checkpoint import copy
@@ -19,10 +19,10 @@ from training.checkpoint.node import Nodes
 from training.checkpoint.peers import Peers
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.s3 import Bucket
-from training.checkpoint.shards import Shard
 from training.checkpoint.store import Store
 from training.checkpoint.tier import Tier
 from training.checkpoint.verify import share_of
+from training.checkpoint.write import Snapshot
 
 Check = Callable[[Checkpoint], None]
 
@@ -158,29 +158,20 @@ class Tiers:
         every = self._every if self._nodes is None else self._nodes_every
         return step % every == 0 or step == self._steps
 
-    def save(
-        self,
-        step: int,
-        tensors: Mapping[str, Shard],
-        rank_state: Mapping[str, Any],
-        run_state: Mapping[str, Any],
-        meta: Mapping[str, Any],
-        *,
-        must: bool,
-    ) -> None:
+    def save(self, given: Snapshot, *, must: bool) -> None:
         """Save one step wherever it is due; with `must` on the volume in any case.
 
         Raises:
             CheckpointError: on every rank, if the volume does not get it. The other places are only reported.
         """
-        last = step == self._steps
+        step, last = given.step, given.step == self._steps
         if self._nodes is not None and step % self._nodes_every == 0:
             try:
-                self._nodes.save(step, tensors, rank_state, run_state, meta)
+                self._nodes.save(given)
             except CheckpointError as error:
                 self._log(f"step {step} was not saved on the nodes: {error}")
         if must or last or step % self._every == 0:
-            self.store.save(step, tensors, rank_state, run_state, meta, finite=True)
+            self.store.save(given, finite=True)
         if self._remote is None:
             return
         if last or step % self._remote.every == 0:

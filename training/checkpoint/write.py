@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,22 @@ from training.checkpoint.tensors import check_finite, write_tensors
 from training.run import signing
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """What a rank gives to the checkpoint of one step.
+
+    `rank_state` is this rank's own JSON; `run_state` (JSON) must be the same on all ranks; `meta` (JSON) is taken
+    from rank 0. `files` writes files of its own into the directory that it gets, the same one on every rank.
+    """
+
+    step: int
+    tensors: Mapping[str, Shard]
+    rank_state: Mapping[str, Any] = field(default_factory=dict)
+    run_state: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    files: Callable[[Path], None] | None = None
+
+
 class Save:
     """One save of one step. `run` is collective; the attempt and the manifest exist on rank 0 only.
 
@@ -44,21 +61,13 @@ class Save:
         root: Path,
         run: str,
         peers: Peers,
-        step: int,
-        tensors: Mapping[str, Shard],
+        given: Snapshot,
         *,
-        rank_state: Mapping[str, Any],
-        run_state: Mapping[str, Any],
-        meta: Mapping[str, Any],
-        files: Callable[[Path], None] | None,
         log: Log,
         room: Callable[[int], None],
         finite: bool,
     ) -> None:
-        self._root, self._run = root, run
-        self._peers, self._step, self._tensors = peers, step, tensors
-        self._rank_state, self._run_state, self._meta = rank_state, run_state, meta
-        self._files = files
+        self._root, self._run, self._peers, self._given = root, run, peers, given
         self._log, self._room, self._finite = log, room, finite
         self._attempt: Attempt | None = None
         self.identity = ""
@@ -82,11 +91,11 @@ class Save:
 
     def _describe(self) -> dict[str, Any]:
         """This rank's step, digest of the run's state, and tensors; refuses what cannot be stored."""
-        json_bytes(self._rank_state, "rank_state")
+        json_bytes(self._given.rank_state, "rank_state")
         if self._finite:
-            check_finite({name: shard.tensor for name, shard in self._tensors.items()})
-        run_state = hashlib.sha256(json_bytes(self._run_state, "run_state")).hexdigest()
-        return {"step": self._step, "run_state": run_state, "tensors": describe(self._tensors)}
+            check_finite({name: shard.tensor for name, shard in self._given.tensors.items()})
+        run_state = hashlib.sha256(json_bytes(self._given.run_state, "run_state")).hexdigest()
+        return {"step": self._given.step, "run_state": run_state, "tensors": describe(self._given.tensors)}
 
     def _begin(self, told: list[dict[str, Any]]) -> dict[str, Any]:
         """Plan which rank writes what and create the directory (rank 0).
@@ -97,7 +106,7 @@ class Save:
             for key in ("step", "run_state"):
                 if theirs[key] != told[0][key]:
                     raise CheckpointError(f"{key} of rank {rank} differs from that of rank 0")
-        json_bytes(self._meta, "meta")
+        json_bytes(self._given.meta, "meta")
         held: list[dict[str, Holding]] = [theirs["tensors"] for theirs in told]
         self._table = assign(held)
         directory = self._open(sum(byte_count(tensor.dtype, tensor.shape) for tensor in self._table.values()))
@@ -111,7 +120,7 @@ class Save:
     def _open(self, size: int) -> str:
         """Create the directory, if there is room for so many bytes of tensors (rank 0); return its name."""
         self._room(size)
-        self._attempt = Attempt.begin(self._root, self._step)
+        self._attempt = Attempt.begin(self._root, self._given.step)
         self.identity = self._attempt.identity
         return self._attempt.path.name
 
@@ -120,25 +129,25 @@ class Save:
         directory, rank = self._root / begun["directory"], self._peers.rank
         mine = {
             name: shard.tensor
-            for name, shard in self._tensors.items()
+            for name, shard in self._given.tensors.items()
             if shard.row_count
             and begun["writers"].get(name, {}).get(str(shard.row_offset), tensor_file(rank)) == tensor_file(rank)
         }
         with HashedFile(directory / tensor_file(rank), durable=self.durable) as tensors:
             write_tensors(tensors, mine)
         with HashedFile(directory / state_file(rank), durable=self.durable) as state:
-            state.write(json_bytes(self._rank_state, "rank_state"))
-        if self._files is not None:
+            state.write(json_bytes(self._given.rank_state, "rank_state"))
+        if self._given.files is not None:
             own = directory / OWN_FILES
             own.mkdir(exist_ok=True)
-            self._files(own)
+            self._given.files(own)
         return {file.path.name: {"size": file.size, "sha256": file.digest} for file in (tensors, state)}
 
     def _conclude(self, written: list[dict[str, Any]]) -> Any:
         """Seal the manifest and rename the directory (rank 0), which hashes a script's own files before."""
         assert self._attempt is not None
         files: dict[str, Stored] = {}
-        if self._files is not None:
+        if self._given.files is not None:
             own = sync_tree(self._attempt.path / OWN_FILES)
             files = {f"{OWN_FILES}/{name}": Stored(size, digest) for name, (size, digest) in sorted(own.items())}
         self._attempt.commit(*self._seal(written, files))
@@ -152,11 +161,11 @@ class Save:
         files = {name: Stored(**entry) for files in written for name, entry in files.items()}
         manifest = Manifest(
             format=FORMAT,
-            step=self._step,
+            step=self._given.step,
             attempt=self.identity,
             world_size=self._peers.size,
-            meta=dict(self._meta),
-            run_state=dict(self._run_state),
+            meta=dict(self._given.meta),
+            run_state=dict(self._given.run_state),
             tensors=self._table,
             files={**files, **own},
         )
@@ -172,4 +181,4 @@ class Save:
         try:
             self._attempt.close()
         except CheckpointError as error:
-            self._log(f"cannot remove the failed save of step {self._step}: {error}")
+            self._log(f"cannot remove the failed save of step {self._given.step}: {error}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from functools import partial
 from typing import Any
 
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.tiers import Tiers
+from training.checkpoint.write import Snapshot
 from training.run import heartbeat
 from training.trainer import state
 from training.trainer.state import TrainState
@@ -41,13 +41,13 @@ class Saver:
         with heartbeat.during("saving"):
             self.finish()
             if self._beside and not must:
-                copied = state.collect(now).on_host(now.device)
+                copied = state.on_host(state.collect(now, self._meta), now.device)
                 self._thread = threading.Thread(target=self._commit, args=(copied, started), daemon=True)
                 self._thread.start()
                 log.info("step %d waited %.1f s for the copy of its state", now.step, time.perf_counter() - started)
                 return
             try:
-                state.collect(now).commit(partial(self._tiers.save, must=must), self._meta)
+                self._tiers.save(state.collect(now, self._meta), must=must)
             except CheckpointError as error:
                 if must:
                     raise
@@ -61,9 +61,9 @@ class Saver:
             self._thread.join()
             self._thread = None
 
-    def _commit(self, copied: state.Collected, started: float) -> None:
+    def _commit(self, copied: Snapshot, started: float) -> None:
         try:
-            copied.commit(partial(self._tiers.save, must=False), self._meta)
+            self._tiers.save(copied, must=False)
         except Exception as error:  # noqa: BLE001 - whatever ends a thread must not be silent
             _warn(copied.step, error)
             return

@@ -5,15 +5,14 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.read import Checkpoint
-from training.checkpoint.shards import Shard, filled, shards_of
-from training.checkpoint.store import Store
+from training.checkpoint.shards import filled, shards_of
+from training.checkpoint.write import Snapshot
 from training.device import Device
 from training.models.causal import trained_parameters
 from training.task import Feed
@@ -122,41 +121,19 @@ PARTS: dict[str, Part] = {
 }
 
 
-@dataclass(frozen=True)
-class Collected:
-    """The whole state of one step, ready to be committed; tensors share memory with the run until `on_host`."""
-
-    step: int
-    tensors: dict[str, Shard]
-    rank_state: dict[str, Any]
-    run_state: dict[str, Any]
-
-    def on_host(self, device: Device) -> Collected:
-        """A copy in the host's memory, complete when this returns."""
-        tensors = {name: replace(each, tensor=device.copy_to_host(each.tensor)) for name, each in self.tensors.items()}
-        device.synchronize()
-        return replace(self, tensors=tensors)
-
-    def commit(self, save: Callable[..., Any], meta: dict[str, Any]) -> None:
-        """Commit it as the checkpoint of its step with a store's `save`, on all ranks together.
-
-        Raises:
-            CheckpointError: on every rank, if any rank cannot write; earlier checkpoints are unchanged.
-        """
-        save(self.step, self.tensors, rank_state=self.rank_state, run_state=self.run_state, meta=meta)
-
-
-def collect(state: TrainState) -> Collected:
-    """Collect all parts of the state as they are now."""
+def collect(state: TrainState, meta: dict[str, Any]) -> Snapshot:
+    """Collect all parts of the state as they are now; tensors share memory with the run until `on_host`."""
     tensors = shards_of(pair for part in PARTS.values() for pair in part.tensors(state))
     alike = {name: part.save(state) for name, part in PARTS.items() if not part.per_rank}
     own = {name: part.save(state) for name, part in PARTS.items() if part.per_rank}
-    return Collected(state.step, tensors, own, alike)
+    return Snapshot(state.step, tensors, own, alike, meta)
 
 
-def save(state: TrainState, store: Store, meta: dict[str, Any]) -> None:
-    """Commit the state as it is now. Raises as `Collected.commit`."""
-    collect(state).commit(partial(store.save, finite=True), meta)
+def on_host(given: Snapshot, device: Device) -> Snapshot:
+    """A copy in the host's memory, complete when this returns."""
+    tensors = {name: replace(each, tensor=device.copy_to_host(each.tensor)) for name, each in given.tensors.items()}
+    device.synchronize()
+    return replace(given, tensors=tensors)
 
 
 _COUNTS = {"schedule": ("last_epoch",), "data": ("position",), "counters": ("step", "tokens")}

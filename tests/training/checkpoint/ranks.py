@@ -33,6 +33,7 @@ from training.checkpoint import store as stores
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.shards import shards_of
 from training.checkpoint.store import Store
+from training.checkpoint.write import Snapshot
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -44,7 +45,8 @@ def put(store: Store, step: int, *, sharded: bool = True) -> Path:
     """Save the test values of `step` from every rank."""
     rank, world = rank_and_world()
     tensors = held(whole(step), rank, world, sharded=sharded)
-    return store.save(step, tensors, state(step, rank), {"tokens": 1000 * step}, {"versions": {"torch": "test"}})
+    meta = {"versions": {"torch": "test"}}
+    return store.save(Snapshot(step, tensors, state(step, rank), {"tokens": 1000 * step}, meta))
 
 
 def save(directory: str, steps: list[int], sharded: bool = True) -> list[str]:
@@ -56,7 +58,7 @@ def save(directory: str, steps: list[int], sharded: bool = True) -> list[str]:
 def save_with_own_run_state(directory: str) -> None:
     """A save in which the ranks have different run states."""
     rank, world = rank_and_world()
-    Store(Path(directory)).save(1, held(whole(1), rank, world, sharded=True), {}, {"tokens": rank}, {})
+    Store(Path(directory)).save(Snapshot(1, held(whole(1), rank, world, sharded=True), run_state={"tokens": rank}))
 
 
 def load(directory: str, sharded: bool = True) -> dict[str, Any]:
@@ -128,7 +130,7 @@ def fsdp_round_trip(directory: str) -> dict[str, Any]:
     """Save a sharded model and its optimizer, load them into a second one, and compare."""
     model, optimizer = _trained(seed=1)
     store = Store(Path(directory))
-    store.save(1, shards_of(_named(model, optimizer)), {}, {}, {})
+    store.save(Snapshot(1, shards_of(_named(model, optimizer))))
     other, other_optimizer = _trained(seed=2)
     before = same(shards_of(_named(other, other_optimizer)), shards_of(_named(model, optimizer)))
     checkpoint = store.latest()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.training.checkpoint.serving import Ranks, results
-from tests.training.checkpoint.values import assert_holds, held, state, whole
+from tests.training.checkpoint.values import assert_holds, snapshot
 from training.checkpoint.layout import step_name
 from training.checkpoint.read import newest, open_checkpoint
 from training.checkpoint.store import Store
@@ -63,7 +63,7 @@ def resume(directory: Path) -> tuple[int, list[str]]:
 def save_again(directory: Path, step: int) -> None:
     """The resumed job commits the step."""
     store = Store(directory)
-    store.save(step, held(whole(step), 0, 1, sharded=False), state(step, 0), {"tokens": 1000 * step}, {})
+    store.save(snapshot(step))
     checkpoint = store.latest()
     assert checkpoint is not None
     assert checkpoint.step == step

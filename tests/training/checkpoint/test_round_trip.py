@@ -17,10 +17,11 @@ from training.checkpoint.read import Checkpoint, open_checkpoint
 from training.checkpoint.shards import Shard, shards_of
 from training.checkpoint.store import Store
 from training.checkpoint.tensors import DTYPES
+from training.checkpoint.write import Snapshot
 
 
 def save(directory: Path, tensors: dict[str, torch.Tensor], step: int = 1) -> Checkpoint:
-    path = Store(directory).save(step, shards_of(tensors.items()), {}, {}, {"config": "digest"})
+    path = Store(directory).save(Snapshot(step, shards_of(tensors.items()), meta={"config": "digest"}))
     return open_checkpoint(path)
 
 

@@ -25,6 +25,7 @@ from training.checkpoint.read import open_checkpoint
 from training.checkpoint.s3 import PART, Bucket
 from training.checkpoint.store import Store
 from training.checkpoint.tier import Directory
+from training.checkpoint.write import Snapshot
 from training.run.directory import RunDir
 
 PLACE = "s3://checkpoints/team/tiny"
@@ -100,7 +101,7 @@ def test_a_large_file_goes_in_parts_whose_checksums_are_compared(bucket: Any, tm
     def write(directory: Path) -> None:
         (directory / "large").write_bytes(bytes(range(256)) * (2 * PART // 256) + b"rest")
 
-    Store(run.checkpoints).save(1, {}, {}, {}, {}, files=write)
+    Store(run.checkpoints).save(Snapshot(1, {}, files=write))
     there = Bucket("s3://checkpoints/large")
     copy(Directory(run.checkpoints), there, 1)
     (key,) = [item["Key"] for item in bucket.list_objects_v2(Bucket="checkpoints", Prefix="large/")["Contents"]
@@ -220,7 +221,7 @@ def test_a_broken_part_breaks_the_copy_and_leaves_no_upload(
 ) -> None:
     monkeypatch.setattr("training.run.bucket.ATTEMPTS", 2)
     run = RunDir(tmp_path / "runs" / "tiny")
-    Store(run.checkpoints).save(1, {}, {}, {}, {}, files=lambda own: _large(own))
+    Store(run.checkpoints).save(Snapshot(1, {}, files=lambda own: _large(own)))
     faulty.forever = "partNumber=2"
     with pytest.raises(CheckpointError, match="cannot write files/large"):
         copy(Directory(run.checkpoints), Bucket(PLACE), 1)

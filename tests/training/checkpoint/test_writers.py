@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.checkpoint.values import assert_holds, held, state, whole
+from tests.training.checkpoint.values import assert_holds, snapshot, whole
 from training.checkpoint import read
 from training.checkpoint.attempt import Attempt, quarantine
 from training.checkpoint.disk import HashedFile
@@ -26,13 +26,13 @@ from training.checkpoint.read import newest, open_checkpoint
 from training.checkpoint.shards import Shard, shards_of
 from training.checkpoint.store import Store
 from training.checkpoint.tier import Directory
+from training.checkpoint.write import Snapshot
 
 Call = Callable[..., list[Any]]
 
 
 def put(store: Store, step: int, values_of: int | None = None) -> Path:
-    tensors = held(whole(values_of or step), 0, 1, sharded=False)
-    return store.save(step, tensors, state(step, 0), {"tokens": 1000 * step}, {})
+    return store.save(snapshot(step, whole(values_of or step)))
 
 
 def names(directory: Path) -> list[str]:
@@ -83,7 +83,7 @@ def test_disk_full(small_disk: Path) -> None:
             file.write(b"x" * 400_000)
 
     with pytest.raises(CheckpointError, match=r"rank 0: .*own: No space left on device"):
-        store.save(2, {}, {}, {}, {}, own)
+        store.save(Snapshot(2, {}, files=own))
     assert names(small_disk) == ["LATEST", "step-00000001"]
     put(store, 3)
     found = store.latest()
@@ -96,14 +96,14 @@ def test_too_little_space_is_known_before_a_save_begins(small_disk: Path) -> Non
     told: list[str] = []
     store = Store(small_disk, log=told.append)
     for step in (1, 2):
-        store.save(step, shards_of([("x", torch.zeros(20_000))]), {}, {}, {})
+        store.save(Snapshot(step, shards_of([("x", torch.zeros(20_000))])))
     quarantine(small_disk / "step-00000002")
     put(store, 3)
     assert told == []
-    store.save(4, shards_of([("x", torch.zeros(30_000))]), {}, {}, {})
+    store.save(Snapshot(4, shards_of([("x", torch.zeros(30_000))])))
     assert told == ["step-00000002.bad: removed, because its space is needed"]
     with pytest.raises(CheckpointError, match=r"bytes are free, a checkpoint needs 800,000; lower checkpoint.keep"):
-        store.save(5, shards_of([("x", torch.zeros(200_000))]), {}, {}, {})
+        store.save(Snapshot(5, shards_of([("x", torch.zeros(200_000))])))
     assert not any(name.endswith(".tmp") for name in names(small_disk))
 
 
@@ -169,9 +169,8 @@ def test_the_rules_choose_the_newest_milestones_and_the_best() -> None:
     ],
 )
 def test_states_that_are_not_json(tmp_path: Path, states: dict[str, Any], reason: str) -> None:
-    given: dict[str, Any] = {"rank_state": {}, "run_state": {}, "meta": {}} | states
     with pytest.raises(CheckpointError, match=reason):
-        Store(tmp_path).save(1, {}, **given)
+        Store(tmp_path).save(Snapshot(1, {}, **states))
     assert names(tmp_path) == []
 
 
@@ -189,7 +188,7 @@ def test_states_that_are_not_json(tmp_path: Path, states: dict[str, Any], reason
 )
 def test_inconsistent_shards(tmp_path: Path, shard: Shard, reason: str) -> None:
     with pytest.raises(CheckpointError, match=f"tensor 'odd': .*{reason}"):
-        Store(tmp_path).save(1, {"odd": shard}, {}, {}, {})
+        Store(tmp_path).save(Snapshot(1, {"odd": shard}))
     assert names(tmp_path) == []
 
 

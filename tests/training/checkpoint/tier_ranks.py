@@ -17,6 +17,7 @@ from training.checkpoint.read import Checkpoint
 from training.checkpoint.s3 import Bucket
 from training.checkpoint.store import Store
 from training.checkpoint.tiers import Remote, Tiers
+from training.checkpoint.write import Snapshot
 from training.run import bucket as run_bucket
 
 
@@ -31,7 +32,7 @@ def save_on_nodes(home: str, nodes: int, steps: list[int], sharded: bool) -> Non
     rank, world = rank_and_world()
     there = _on_nodes(home, nodes)
     for step in steps:
-        there.save(step, held(whole(step), rank, world, sharded=sharded), state(step, rank), {}, {})
+        there.save(Snapshot(step, held(whole(step), rank, world, sharded=sharded), state(step, rank)))
 
 
 def load_from_nodes(home: str, nodes: int, sharded: bool) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def train_on_tiers(home: str, bucket: str, steps: int) -> dict[str, Any]:
     for step in range(1, steps + 1):
         if tiers.due(step):
             tensors = held(whole(step), rank, world, sharded=True)
-            tiers.save(step, tensors, state(step, rank), {}, {}, must=False)
+            tiers.save(Snapshot(step, tensors, state(step, rank)), must=False)
     return {"volume": tiers.store.steps(), "bucket": Bucket("s3://tiers/tiny").steps()}
 
 

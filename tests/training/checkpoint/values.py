@@ -8,6 +8,7 @@ import torch
 
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.shards import Shard, chunk_rows
+from training.checkpoint.write import Snapshot
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "model.embedding": (7, 6),
@@ -60,6 +61,11 @@ def same(ours: dict[str, Shard], theirs: dict[str, Shard]) -> bool:
 def state(step: int, rank: int) -> dict[str, Any]:
     """One rank's own state."""
     return {"rank": rank, "step": step, "generator": "c2VlZA=="}
+
+
+def snapshot(step: int, tensors: dict[str, torch.Tensor] | None = None) -> Snapshot:
+    """What the only rank saves at `step`; with `tensors` these ones."""
+    return Snapshot(step, held(tensors or whole(step), 0, 1, sharded=False), state(step, 0), {"tokens": 1000 * step})
 
 
 def assert_holds(checkpoint: Checkpoint, step: int) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from training.checkpoint.shards import shards_of
 from training.checkpoint.store import Store
+from training.checkpoint.write import Snapshot
 from training.config import Config, load_texts
 from training.models.causal import (
     CausalLM,
@@ -97,7 +98,7 @@ def commit(run: RunDir, config: Config, model: Trainable, dataset: Path, step: i
     """Write a checkpoint and run.json of the model, like the loop does."""
     meta = {"config": config.model_dump(mode="json"), "dataset_directory": str(dataset), **origin}
     tensors = shards_of([(f"model.{name}", p.detach()) for name, p in trained_parameters(model)])
-    Store(run.checkpoints).save(step, tensors, rank_state={}, run_state={}, meta=meta)
+    Store(run.checkpoints).save(Snapshot(step, tensors, meta=meta))
     write_json(run.run, meta)
 
 

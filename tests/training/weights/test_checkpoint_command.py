@@ -22,6 +22,7 @@ from training.checkpoint.keep import Rules
 from training.checkpoint.layout import committed_steps
 from training.checkpoint.read import open_checkpoint
 from training.checkpoint.store import Store
+from training.checkpoint.write import Snapshot
 from training.run.directory import RunDir
 
 
@@ -94,7 +95,7 @@ def test_prune_shows_what_goes_and_asks(run: RunDir, capsys: pytest.CaptureFixtu
     assert "nothing to delete; kept steps: 20, 40, 60, 80" in capsys.readouterr().out, "copies are not complete"
     for step in (60, 80):
         shutil.rmtree(run.checkpoints / f"step-{step:08d}")
-        Store(run.checkpoints, keep=Rules(9)).save(step, {}, {}, {}, {})
+        Store(run.checkpoints, keep=Rules(9)).save(Snapshot(step, {}))
     assert cli.invoke(words) == 2
     told = capsys.readouterr()
     assert "  step-00000020\n" in told.err
