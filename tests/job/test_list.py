@@ -36,6 +36,9 @@ def test_what_is_left_has_a_price_and_only_ours_a_command(
         {"kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": "training"}, "spec": spec}
         for name, spec in (("unused", {**size, "storageClassName": "ebs"}), ("odd", {"storageClassName": "fsx"}))
     ]
+    claims.append({**claims[0], "metadata": {"name": "trainyard", "namespace": "team-a"}})  # which the pods mount
+    claims.append({**claims[0], "metadata": {"name": "without-a-volume"}, "status": {"phase": "Pending"}})
+    claims.append({**claims[0], "metadata": {"name": "ephemeral", "ownerReferences": [{"kind": "Pod"}]}})
     volume = {"metadata": {"name": "gone"}, "spec": {"capacity": {"storage": "10Gi"}, "storageClassName": "ebs"}}
     balancer = {"ingress": [{"hostname": "x.elb.us-west-2.amazonaws.com"}]}
     service = {"metadata": {"name": "web"}, "spec": {"type": "LoadBalancer"}, "status": {"loadBalancer": balancer}}
@@ -61,3 +64,11 @@ def test_what_is_left_has_a_price_and_only_ours_a_command(
     out = yard.out("list", "--left")
     assert "yard job stop cpu-llama-tiny-train --delete -n " in out
     assert "25.23 $/month  for what 6 objects hold, and 1 object without a price" in out
+    (tmp_path / "forbidden").write_text("pods persistentvolumes")
+    unseen = yard("list", "--left", code=3)
+    assert "not seen: Pod: " in unseen.err
+    assert "claim" not in unseen.out, "whether a pod mounts it is unknown"
+    (tmp_path / "forbidden").write_text("persistentvolumes")
+    assert "not seen: PersistentVolume: " in yard("list", "--left").err, "a team may not see them"
+    (tmp_path / "forbidden").write_text("trainjobs.trainer.kubeflow.org")
+    yard("list", "--left", code=3)

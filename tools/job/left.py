@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from tools.core.tables import load
 from tools.job import tensorboard
 from tools.job.snapshot import lookup
+from tools.job.snapshot.kinds import NOT_READ
+from tools.job.snapshot.pod import JobPod, claim_names
 from tools.job.snapshot.queries import Queries
 from tools.kube import Kubectl, Object, name_of
 from tools.kube.quantity import amount, requests
@@ -27,6 +29,7 @@ NAMESPACED = {
     "Pod": "pods",
 }
 GLOBAL: dict[str, tuple[str, ...]] = {"StorageClass": ("storageclasses",), "PersistentVolume": ("persistentvolumes",)}
+OPTIONAL = {*GLOBAL, *NOT_READ}  # what a team may not see, and what is not read
 FINISHED = (JobState.SUCCEEDED, JobState.FAILED)
 
 
@@ -61,24 +64,24 @@ def _jobs(jobs: lookup.Jobs, maps: list[Object]) -> Iterator[Left]:
             if name_of(one).endswith("-submitted")}  # fmt: skip
     for job in jobs.topmost:
         if job.state in FINISHED:
-            namespace, name = _place(job.top)
+            name = name_of(job.top)
             ours = job.top["metadata"].get("uid") in kept
             remove = f"yard job stop {name} --delete -n {job.namespace}" if ours else None
-            yield Left("finished job", job.namespace or namespace, name, job.state, 0.0, remove)
+            yield Left("finished job", job.namespace, name, job.state, 0.0, remove)
 
 
 def _claims(objects: Mapping[str, list[Object]]) -> Iterator[Left]:
-    """Yield claims that no pod mounts."""
+    """Yield claims with a volume that no pod mounts; none where the pods could not be listed."""
     mounted = {
-        (_place(pod)[0], source["claimName"])
-        for pod in objects.get("Pod", [])
-        if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
-        for volume in pod["spec"].get("volumes") or []
-        if (source := volume.get("persistentVolumeClaim"))
+        (_place(item)[0], claim)
+        for item in objects.get("Pod", [])
+        if (pod := JobPod(item)).phase not in ("Succeeded", "Failed")
+        for claim in claim_names(pod)
     }
-    for claim in objects.get("PersistentVolumeClaim", []):
-        if _place(claim) not in mounted:
-            spec, status = claim["spec"], claim.get("status") or {}
+    for claim in objects.get("PersistentVolumeClaim", []) if "Pod" in objects else []:
+        spec, status = claim["spec"], claim.get("status") or {}
+        of_a_pod = any(owner.get("kind") == "Pod" for owner in claim["metadata"].get("ownerReferences") or [])
+        if status.get("phase") != "Pending" and not of_a_pod and _place(claim) not in mounted:
             size = (status.get("capacity") or requests(spec)).get("storage")
             price = _stored(size, spec.get("storageClassName"), objects.get("StorageClass", []))
             yield Left("claim", *_place(claim), f"{size}, no pod mounts it, holds data", price)

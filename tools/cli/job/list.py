@@ -65,7 +65,7 @@ def _left(kubectl: Kubectl, everywhere: bool, as_json: bool) -> int:
         output.note(f"list prices: us-east-1, {left.PRICES['date']}; yours may differ")
     for kind, reason in unseen.items():
         output.note(f"not seen: {kind}: {reason}")
-    return CANNOT_SEE if set(unseen) & set(left.NAMESPACED) else 0
+    return CANNOT_SEE if set(unseen) - left.OPTIONAL else 0
 
 
 def _row(job: LiveJob) -> Object:
