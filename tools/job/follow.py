@@ -65,7 +65,7 @@ class Followed:
         self.cause = lasting[0] if lasting else None
         return self.is_over or bool(self.step or (self.cause and not self._to_the_end))
 
-    def report(self) -> None:
+    def report(self, _waited: float) -> None:
         """Print the job's state, if more than its numbers has changed."""
         line = f"{self.snapshot.state}: {self.explanation.summary}"
         words = re.sub(r"\d+", "", line)
@@ -80,7 +80,7 @@ def follow(kubectl: Kubectl, job: Workload, uid: str, seconds: float, say: Say, 
     Raises UserError if another job takes the job's name.
     """
     followed = Followed(kubectl, LiveJob(job), uid, steps, say)
-    wait.until(followed.look, seconds, report=lambda _waited: followed.report())
+    wait.until(followed.look, seconds, report=followed.report)
     return followed
 
 
@@ -95,7 +95,7 @@ def to_the_end(kubectl: Kubectl, manifests: Manifests, uid: str, say: Say) -> Fo
     rule = config.retry if config else None
     while True:
         followed = Followed(kubectl, LiveJob(job), uid, True, say, to_the_end=True)
-        wait.until(followed.look, math.inf, every=LOOK, report=lambda _waited, one=followed: one.report())
+        wait.until(followed.look, math.inf, every=LOOK, report=followed.report)
         seen = followed.snapshot
         if rule is None or seen.condition("Succeeded") is not None:
             return followed
