@@ -33,6 +33,7 @@ from training.run.failure import CODES
 
 HANG_SECONDS = 5
 GLOO_SECONDS = 10
+FEW = 40  # steps of a run whose every save is slow
 LONG = 100_000  # steps of a run that is not to end by itself
 
 
@@ -363,8 +364,8 @@ def not_finite(bed: Bed) -> Outcome:
 
 def slow_storage(bed: Bed) -> Outcome:
     """Each fsync takes 1.5 s, which makes a save longer than the interval."""
-    calm = bed.calm()
-    job = bed.start(fault={"fsync_seconds": 1.5}, keys=("checkpoint.asynchronous=true",))
+    calm = bed.calm(FEW)
+    job = bed.start(steps=FEW, fault={"fsync_seconds": 1.5}, keys=("checkpoint.asynchronous=true",))
     most = 0
     while job.process.poll() is None:
         most = max(most, len(list((job.run / "checkpoints").glob("step-*.tmp"))))
@@ -394,8 +395,8 @@ def broken_storage(bed: Bed) -> Outcome:
 
 def killed_before_a_commit(bed: Bed) -> Outcome:
     """SIGKILL of rank 1 while an asynchronous save of a later step is being written."""
-    calm = bed.calm()
-    job = bed.start(fault={"fsync_seconds": 0.5}, keys=("checkpoint.asynchronous=true",))
+    calm = bed.calm(FEW)
+    job = bed.start(steps=FEW, fault={"fsync_seconds": 0.5}, keys=("checkpoint.asynchronous=true",))
     job.until(lambda: last_step(job) > 2 * INTERVAL and _saving(job))
     before, there = job.workers(), _saving(job)
     struck = kill(before[1:2])
