@@ -13,12 +13,8 @@ import difflib
 import inspect
 import json
 import re
-import shutil
-import subprocess
 import sys
 import textwrap
-import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +25,8 @@ import click
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from docs import website  # noqa: E402
+from docs.links import DOCS, FENCE, README, pages, problems, slug  # noqa: E402
 from tests.bench import harness  # noqa: E402
 from tests.faults import suite  # noqa: E402
 from tests.job import pages as job_outputs  # noqa: E402
@@ -43,13 +41,10 @@ from tools.preflight.rule import rule as preflight_rules  # noqa: E402
 from training.config import OWNER, Config  # noqa: E402
 from training.config.base import LARGEST  # noqa: E402
 
-DOCS = "docs"
-INDEX, README, CHANGELOG = f"{DOCS}/index.md", "README.md", "CHANGELOG.md"
 COMMANDS, CONFIGURATION = f"{DOCS}/reference/commands.md", f"{DOCS}/reference/configuration.md"
 CELLS, REPAIRS = f"{DOCS}/reference/cells.md", f"{DOCS}/reference/repairs.md"
 PREFLIGHT, IMAGES, PERFORMANCE = f"{DOCS}/preflight.md", f"{DOCS}/images.md", f"{DOCS}/performance.md"
 RECOVERY = f"{DOCS}/recovery.md"
-SITE_CONFIG, SITE_PAGES, STYLE = "zensical.toml", "build/docs", "site.css"
 
 COMMANDS_HEAD = """\
 # Command reference
@@ -212,7 +207,7 @@ def commands_page() -> str:
     """Return docs/reference/commands.md."""
     found = list(entries())
     listed = [entry for entry in found if not isinstance(entry.command, click.Group)]
-    rows = [f"| [`{entry.path}`](#{_slug(entry.path)}) | {_summary(entry)} |" for entry in listed]
+    rows = [f"| [`{entry.path}`](#{slug(entry.path)}) | {_summary(entry)} |" for entry in listed]
     head = COMMANDS_HEAD + "\n".join(rows)
     return "\n\n".join([head, *map(_command, found)]) + "\n"
 
@@ -294,7 +289,7 @@ def configuration_page() -> str:
         "cell": "`overlays/matrix.yaml`, which `yard matrix sync` writes into the cell's `cell.yaml`",
     }
     owners = "\n".join(
-        f"| {', '.join(f'[`{key}`](#{_slug(key)})' for key in OWNER if OWNER[key] == owner)} | {path} |"
+        f"| {', '.join(f'[`{key}`](#{slug(key)})' for key in OWNER if OWNER[key] == owner)} | {path} |"
         for owner, path in files.items()
     )
     parts = [CONFIGURATION_HEAD + owners]
@@ -487,7 +482,7 @@ def repairs_page() -> str:
             text = _repairs(remedies[f"{claim}/{finding}"])
             same = seen.setdefault(text, f"{claim}: {finding}")
             is_new = same == f"{claim}: {finding}"
-            parts.append(text if is_new else f"The repairs are those of [{same}](#{_slug(same)}).")
+            parts.append(text if is_new else f"The repairs are those of [{same}](#{slug(same)}).")
     return "\n\n".join(parts) + "\n"
 
 
@@ -563,186 +558,6 @@ def torch_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-# Links: each must work on GitHub and in the site
-
-
-LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\(\s*<?([^)\s>]+)>?[^)]*\)")
-FENCE = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2[`~]*$", re.MULTILINE | re.DOTALL)
-
-
-def pages(root: Path) -> list[str]:
-    """Return the documentation's pages: docs/, the pages at the top, each README of a directory."""
-    top = [name for name in (README, "CONTRIBUTING.md", CHANGELOG, "SECURITY.md") if (root / name).is_file()]
-    found = sorted((root / DOCS).rglob("*.md"))
-    for directory in ("base", "overlays", "clusters", "images"):
-        found += sorted((root / directory).rglob("README.md"))
-    return top + [path.relative_to(root).as_posix() for path in found]
-
-
-def links(text: str) -> list[str]:
-    """Return the targets of a page's links, in their order; code is left out."""
-    text = FENCE.sub("", text)
-    return LINK.findall(re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)", "", text))
-
-
-def target(page: str, link: str) -> tuple[str, str]:
-    """Return the path in the repository and the anchor that a relative link leads to."""
-    path, _, anchor = link.partition("#")
-    if not path:
-        return page, anchor
-    parts: list[str] = []
-    for part in [*page.split("/")[:-1], *path.rstrip("/").split("/")]:
-        if part == "..":
-            parts = parts[:-1] if parts else [".."]
-        elif part != ".":
-            parts.append(part)
-    return "/".join(parts), anchor
-
-
-def is_external(link: str) -> bool:
-    """Whether a link leads out of the repository."""
-    return re.match(r"[a-z][a-z0-9+.-]*:", link) is not None
-
-
-def anchors(text: str) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub names them."""
-    headings = re.findall(r"^#{1,6} +(.*?) *#*$", FENCE.sub("", text), re.MULTILINE)
-    found: set[str] = set()
-    for heading in headings:
-        slug, number = _slug(heading), 0
-        while (name := f"{slug}-{number}" if number else slug) in found:
-            number += 1
-        found.add(name)
-    return found
-
-
-def _slug(heading: str) -> str:
-    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
-    return re.sub(r"[^\w\- ]", "", plain).strip().replace(" ", "-")
-
-
-def problems(root: Path) -> list[str]:
-    """Return the broken links, the orphans, and what the site's navigation lacks."""
-    texts = {page: (root / page).read_text(encoding="utf-8") for page in pages(root)}
-    found, leads_to = [], {page: set[str]() for page in texts}
-    for page, text in texts.items():
-        for link in filter(lambda link: not is_external(link), links(text)):
-            path, anchor = target(page, link)
-            readme = f"{path}/{README}" if path else README
-            if (root / path).is_dir():
-                path = readme
-            if path.startswith("..") or not (root / path).is_file():
-                found.append(f"{page}: {link} leads to no file")
-            elif anchor and path in texts and anchor not in anchors(texts[path]):
-                found.append(f"{page}: {link} leads to no heading")
-            elif path != page and path in texts:
-                leads_to[page].add(path)
-    reached, todo = {INDEX}, [INDEX]
-    while todo:
-        new = leads_to[todo.pop()] - reached
-        reached |= new
-        todo += new
-    found += [f"{page}: no link leads here from {INDEX}" for page in texts if page not in reached]
-    in_index = {page for page in texts if page.startswith(f"{DOCS}/")} - leads_to[INDEX] - {INDEX}
-    found += [f"{INDEX}: has no link to {page}" for page in sorted(in_index)]
-    return found + _navigation(root, texts)
-
-
-def _navigation(root: Path, texts: dict[str, str]) -> list[str]:
-    nav = tomllib.loads((root / SITE_CONFIG).read_text(encoding="utf-8"))["project"]["nav"]
-    named = set(_leaves(nav))
-    expected = {site_path(page): page for page in texts}
-    wrong = [f"{SITE_CONFIG}: no page {name}" for name in sorted(named - set(expected))]
-    missing = [page for name, page in expected.items() if name not in named and page.startswith(f"{DOCS}/")]
-    return wrong + [f"{SITE_CONFIG}: {page} is not in nav" for page in missing]
-
-
-def _leaves(node: Any) -> Iterator[str]:
-    if isinstance(node, str):
-        yield node
-    else:
-        for inner in node.values() if isinstance(node, dict) else node:
-            yield from _leaves(inner)
-
-
-# The site: zensical reads a copy of the pages in which every link stays inside the site
-
-
-def site_path(page: str) -> str:
-    """Return a page's path in the site: docs/ is its top, and each README is its directory's index."""
-    if page.startswith(f"{DOCS}/") and page.endswith(".md"):
-        return page.removeprefix(f"{DOCS}/")
-    if not page.endswith(".md"):
-        return f"source/{page}.md"
-    return page.replace(README, "index.md") if "/" in page else f"project/{page.lower()}"
-
-
-def write_site_pages(root: Path, directory: Path) -> None:
-    """Copy the pages to `directory`; a source file that one of them links to becomes a page as well."""
-    texts = {page: (root / page).read_text(encoding="utf-8") for page in pages(root)}
-    sources: set[str] = set()
-    shutil.rmtree(directory, ignore_errors=True)
-    _write(directory / STYLE, (root / DOCS / STYLE).read_text(encoding="utf-8"))
-    for page, text in texts.items():
-
-        def inside(found: re.Match[str], page: str = page) -> str:
-            if is_external(found[1]) or found[1].startswith("#"):
-                return found[0]
-            path, anchor = target(page, found[1])
-            if (root / path).is_dir():
-                path = f"{path}/{README}" if path else README
-            if path not in texts:
-                sources.add(path)
-            depth = "../" * site_path(page).count("/")
-            return found[0].replace(found[1], depth + site_path(path) + (f"#{anchor}" if anchor else ""))
-
-        _write(
-            directory / site_path(page),
-            _outside_code(text, lambda part, inside=inside: LINK.sub(inside, part)),
-        )
-    for source in sources:
-        text = (root / source).read_text(encoding="utf-8")
-        kind = {".py": "python", ".yaml": "yaml", ".toml": "toml"}.get(Path(source).suffix, "text")
-        _write(directory / site_path(source), f"# {Path(source).name}\n\n`{source}`\n\n````{kind}\n{text}````\n")
-
-
-def _outside_code(text: str, change: Any) -> str:
-    """Apply `change` to what stands between fenced blocks."""
-    parts, end = [], 0
-    for fence in FENCE.finditer(text):
-        parts += [change(text[end : fence.start()]), fence[0]]
-        end = fence.end()
-    return "".join([*parts, change(text[end:])])
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-
-
-def build_site(root: Path) -> int:
-    """Build the site; zensical's own warnings fail it too."""
-    write_site_pages(root, root / SITE_PAGES)
-    program = Path(sys.executable).with_name("zensical")
-    return subprocess.run([program, "build", "--strict"], cwd=root, check=False).returncode
-
-
-def serve_site(root: Path) -> None:
-    """Serve the site and copy the pages again after each change, until Ctrl-C."""
-    write_site_pages(root, root / SITE_PAGES)
-    server = subprocess.Popen([Path(sys.executable).with_name("zensical"), "serve"], cwd=root)
-    try:
-        seen = 0.0
-        while server.poll() is None:
-            newest = max((root / page).stat().st_mtime for page in pages(root))
-            if seen and newest != seen:
-                write_site_pages(root, root / SITE_PAGES)
-            seen = newest
-            time.sleep(1)
-    except KeyboardInterrupt:
-        server.wait()
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Do what the command line asks for; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -751,7 +566,7 @@ def main(arguments: list[str] | None = None) -> int:
         modes.add_argument(f"--{name}", action="store_true")
     mode = parser.parse_args(arguments)
     if mode.serve:
-        serve_site(ROOT)
+        website.serve_site(ROOT)
         return 0
     wanted = outputs(ROOT)
     changed = [
@@ -762,9 +577,9 @@ def main(arguments: list[str] | None = None) -> int:
     if mode.check or mode.site:
         found = [f"{name}: out of date; run: python docs/generate.py" for name in changed] + problems(ROOT)
         print("\n".join(found) or "the documentation is up to date", file=sys.stderr if found else sys.stdout)
-        return 1 if found else build_site(ROOT) if mode.site else 0
+        return 1 if found else website.build_site(ROOT) if mode.site else 0
     for name in changed:
-        _write(ROOT / name, wanted[name])
+        website.write(ROOT / name, wanted[name])
         print(name)
     return 0
 

@@ -18,7 +18,7 @@ import click
 import pytest
 from ruamel.yaml import YAML
 
-from docs import generate
+from docs import generate, links, website
 from tests.house import printed
 from tests.house.test_makefile import make, recipes
 from tools import cli
@@ -39,21 +39,21 @@ def test_generated_text_is_current() -> None:
 
 
 def test_links_lead_somewhere_and_no_page_is_an_orphan() -> None:
-    assert generate.problems(ROOT) == []
+    assert links.problems(ROOT) == []
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """The pages with the files that they link to."""
-    for page in generate.pages(ROOT):
-        for link in ["", *generate.links((ROOT / page).read_text(encoding="utf-8"))]:
-            name = page if not link or generate.is_external(link) else generate.target(page, link)[0]
+    for page in links.pages(ROOT):
+        for link in ["", *links.links((ROOT / page).read_text(encoding="utf-8"))]:
+            name = page if not link or links.is_external(link) else links.target(page, link)[0]
             if (ROOT / name).is_file():
                 (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, tmp_path / name)
-    for name in (generate.SITE_CONFIG, f"{generate.DOCS}/{generate.STYLE}"):
+    for name in (links.SITE_CONFIG, f"{links.DOCS}/{website.STYLE}"):
         shutil.copy(ROOT / name, tmp_path / name)
-    assert generate.problems(tmp_path) == []
+    assert links.problems(tmp_path) == []
     return tmp_path
 
 
@@ -73,7 +73,7 @@ def test_planted_faults_are_found_and_nothing_else(copy: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
             file.write(f"\n{added}\n")
-    assert set(generate.problems(copy)) == {
+    assert set(links.problems(copy)) == {
         "docs/data.md: nowhere.md leads to no file",
         "docs/data.md: ../../outside.md leads to no file",
         "docs/data.md: weights.md#nothing leads to no heading",
@@ -87,23 +87,23 @@ def test_planted_faults_are_found_and_nothing_else(copy: Path) -> None:
 
 def test_links_of_the_site_stay_in_it(tmp_path: Path) -> None:
     """A page of another directory and a source file are pages of the site too."""
-    generate.write_site_pages(ROOT, tmp_path)
+    website.write_site_pages(ROOT, tmp_path)
     pages = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.md")}
     assert {"index.md", "base/plugins/index.md", "project/readme.md"} <= pages
     for page in pages:
         text = (tmp_path / page).read_text(encoding="utf-8")
-        for link in filter(lambda link: not generate.is_external(link), generate.links(text)):
-            assert generate.target(page, link)[0] in pages, f"{page}: {link}"
+        for link in filter(lambda link: not links.is_external(link), links.links(text)):
+            assert links.target(page, link)[0] in pages, f"{page}: {link}"
 
 
 def test_the_site_builds_without_a_warning(copy: Path) -> None:
-    assert generate.build_site(copy) == 0
+    assert website.build_site(copy) == 0
     page = (copy / "build/site/architecture/index.html").read_text(encoding="utf-8")
     assert '<pre class="mermaid">' in page
 
 
 def test_every_block_has_a_kind() -> None:
-    kinds = {kind for page in generate.pages(ROOT) for kind, _ in printed.fences(ROOT / page)}
+    kinds = {kind for page in links.pages(ROOT) for kind, _ in printed.fences(ROOT / page)}
     assert kinds <= printed.KINDS
 
 
@@ -154,7 +154,7 @@ def _words(line: str) -> list[str]:
 def test_every_yard_command_of_a_page_parses() -> None:
     """Blocks of commands: each command exists, with these options and arguments."""
     wrong = {}
-    for page in generate.pages(ROOT):
+    for page in links.pages(ROOT):
         for kind, text in printed.fences(ROOT / page):
             for line in printed.lines(text) if kind == "sh" else ():
                 if re.match(r"(?:\.venv/bin/)?yard ", line):
@@ -196,8 +196,8 @@ def test_control_an_unknown_command_or_option_is_found(line: str, wrong: list[st
 def test_every_command_and_option_named_in_a_sentence_exists() -> None:
     wrong = []
     targets = recipes()
-    for page in generate.pages(ROOT):
-        for code in CODE.findall(generate.FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))):
+    for page in links.pages(ROOT):
+        for code in CODE.findall(links.FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))):
             if re.match(r"(?:\.venv/bin/)?yard [a-z]", code) and _unknown(code):
                 wrong.append(f"{page}: {code}")
             target = re.match(r"make ([a-z0-9-]+)", code)
@@ -228,7 +228,7 @@ def test_messages_name_commands_options_and_pages_that_exist() -> None:
                 wrong += [f"{where}: {mark}{line}: {name}" for name in _unknown(line)]
             for page, anchor in re.findall(r"\b((?:docs|base|overlays|clusters)/[\w/-]+\.md)(?:#([\w-]+))?", text):
                 there = (ROOT / page).read_text(encoding="utf-8") if (ROOT / page).is_file() else None
-                if there is None or (anchor and anchor not in generate.anchors(there)):
+                if there is None or (anchor and anchor not in links.anchors(there)):
                     wrong.append(f"{where}: {page}#{anchor}")
     assert wrong == []
 
@@ -236,12 +236,12 @@ def test_messages_name_commands_options_and_pages_that_exist() -> None:
 def test_every_path_named_in_a_sentence_exists() -> None:
     """Examples that a page tells to write are left out: blocks with that path make them."""
     wrong = []
-    for page in generate.pages(ROOT):
+    for page in links.pages(ROOT):
         text = (ROOT / page).read_text(encoding="utf-8")
         made = set(re.findall(r"^`([^`\n]+)`\n```", text, re.MULTILINE))
-        for code in CODE.findall(generate.FENCE.sub("", text)):
+        for code in CODE.findall(links.FENCE.sub("", text)):
             there = PATH.fullmatch(code)
-            if there and code not in made and not (ROOT / code).exists() and page != generate.CHANGELOG:
+            if there and code not in made and not (ROOT / code).exists() and page != links.CHANGELOG:
                 wrong.append(f"{page}: {code}")
     assert wrong == []
 
@@ -304,7 +304,7 @@ def test_tutorials_name_the_prices_of_the_fact_table() -> None:
 
 
 def test_the_readme_counts_the_rules() -> None:
-    counted = re.search(r"# (\d+) rules", (ROOT / generate.README).read_text(encoding="utf-8"))
+    counted = re.search(r"# (\d+) rules", (ROOT / links.README).read_text(encoding="utf-8"))
     assert counted is not None
     assert int(counted[1]) == len(rules.all)
 
