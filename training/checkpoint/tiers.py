@@ -188,14 +188,13 @@ class Tiers:
         again = not self.store.peers.any(not again)
         near = -1 if self._nodes is None else self._nodes.newest_step()
         shared: list[int] = self.store.peers.agree(lambda: None, lambda _: self.store.steps())
-        best = None
         if near >= max([0, *shared]) and (again or not self._newer(near)):
-            best = self._from_nodes(check)
-        if best is not None:
-            return best
+            found = self._from_nodes(check)
+            if _step(found) == near:
+                return found
         best = self.store.latest(check)
         if near > _step(best):
-            best = self._from_nodes(check) or best
+            best = max(self._from_nodes(check), best, key=_step)  # the newest one may have turned out damaged
         for step in self._newer(_step(best)):
             if (found := self._from_bucket(step, check)) is not None:
                 return found

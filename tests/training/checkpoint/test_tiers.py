@@ -62,6 +62,10 @@ def test_the_newest_step_comes_from_the_nearest_place(ranks: Ranks, bucket: str,
     assert told[0] == {"volume": [4, 8], "bucket": [8]}
     found = ranks(f"{HERE}:load_from_tiers", 2, again=True, **{**where, "bucket": "http://127.0.0.1:9"})
     assert found == [{"step": 8, "equal": True, "from": "nodes", "asked": 0}] * 2
+    for path in (tmp_path / "nodes" / "tiny").glob("*/step-00000008/rank-00000.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
+    found = ranks(f"{HERE}:load_from_tiers", 2, again=True, **where)
+    assert [(each["step"], each["from"]) for each in found] == [(8, "volume")] * 2, "newer than step 6 on the nodes"
     shutil.rmtree(tmp_path / "nodes")
     assert [each["from"] for each in ranks(f"{HERE}:load_from_tiers", 2, again=False, **where)] == ["volume"] * 2
     shutil.rmtree(tmp_path / "tiny" / "checkpoints")
