@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from docs import generate
+from docs import generate, links
 
 FENCE = re.compile(r"^(?P<mark>`{3,})(?P<kind>[^\n]*)\n(?P<text>.*?)^(?P=mark)$", re.MULTILINE | re.DOTALL)
 KINDS = {"sh", "text", "yaml", "json", "mermaid", "python", "diff"}
@@ -46,9 +46,9 @@ def lines(text: str) -> list[str]:
 
 def printed(root: Path = generate.ROOT) -> list[Printed]:
     """Return the commands of all pages in the order in which a reader meets them."""
-    pages = [page for page in generate.pages(root) if page != EXAMPLES]
+    pages = [page for page in links.pages(root) if page != EXAMPLES]
     first = ("tutorials/first-run", "tutorials/fine-tune", "weights")
-    order = [generate.README, *(f"{generate.DOCS}/{name}.md" for name in first)]
+    order = [links.README, *(f"{links.DOCS}/{name}.md" for name in first)]
     pages.sort(key=lambda page: order.index(page) if page in order else len(order))
     return [
         Printed(page, line)

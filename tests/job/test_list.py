@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tests.job.conftest import Cluster, NewWorld, Yard
 
@@ -32,7 +33,7 @@ def test_what_is_left_has_a_price_and_only_ours_a_command(
         for name, more in (("ebs", {"type": "gp3"}), ("fsx", {"perUnitStorageThroughput": "odd"}))
     ]
     size = {"resources": {"requests": {"storage": "100Gi"}}}
-    claims = [
+    claims: list[dict[str, Any]] = [
         {"kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": "training"}, "spec": spec}
         for name, spec in (("unused", {**size, "storageClassName": "ebs"}), ("odd", {"storageClassName": "fsx"}))
     ]
