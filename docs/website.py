@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -36,7 +37,7 @@ def write_site_pages(root: Path, directory: Path) -> None:
 
         write(
             directory / site_path(page),
-            _outside_code(text, lambda part, inside=inside: LINK.sub(inside, part)),
+            _outside_code(text, functools.partial(LINK.sub, inside)),
         )
     for source in sources:
         text = (root / source).read_text(encoding="utf-8")
