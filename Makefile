@@ -169,10 +169,10 @@ test-track: setup-dev ## Run the tests with a real MLflow server, Weights & Bias
 test-bench: setup-dev ## Run the tests of the benchmarks: tiny rows of all sides, also those of a card
 	@exec $(PYTEST) tests/bench $(ARGS)
 
-faults: setup-dev ## Try each fault of tests/faults/faults.yaml once, beside plain torchrun, in up to 40 minutes; run again to continue (ARGS="1 25" or ARGS=--keep)
+faults: setup-dev ## Try each fault of tests/faults/faults.yaml once, beside plain torchrun; begins no trial after 36 minutes, run again to continue (ARGS="1 25" or ARGS=--keep)
 	@exec .venv/bin/python -m tests.faults.suite $(ARGS)
 
-faults-all: setup-dev ## Try each fault with all its seeds, in up to 3 hours; run again to continue
+faults-all: setup-dev ## Try each fault with all its seeds; begins no trial after 170 minutes, run again to continue
 	@exec .venv/bin/python -m tests.faults.suite --all $(ARGS)
 
 test-images: setup-dev ## Run the tests with a private Docker engine and registry (root, up to an hour)
