@@ -102,8 +102,14 @@ class Nodes:
             node_of=self._node_of, leads=self._leads,
         ).run(lambda: False)  # fmt: skip
         if self._leads:
-            for old in committed_steps(self.root)[: -self._keep]:
+            self._prune()
+
+    def _prune(self) -> None:
+        for old in committed_steps(self.root)[: -self._keep]:
+            try:
                 discard(self.root / step_name(old))
+            except CheckpointError as error:
+                self._log(f"step {old} on this node could not be pruned: {error}")
 
     def newest_step(self) -> int:
         """The newest step that is whole, by names and sizes, on every rank; -1 without one."""
