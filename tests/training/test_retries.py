@@ -114,7 +114,7 @@ main(pretrain.TASK, None)
 
 @pytest.mark.long
 @pytest.mark.parametrize(("steps", "most", "failures", "said"), [
-    (7, 1, 2, "they were started again 1 times, and retry.most is 1"),
+    (7, 1, 2, "they were started again 1 time, and retry.most is 1"),
     (3, 5, 2, "there was no new step since the failure before: step 3 now, step 3 then"),
 ])  # fmt: skip
 def test_process_1_carries_the_key_out(

@@ -12,11 +12,12 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.pod.end_record import POD_UID
+from training.pod.supervisor import Decision
 from training.run import failure
 from training.run.directory import RunDir, read_json, write_json
 from training.run.failure import PERMANENT, Failure
@@ -26,15 +27,6 @@ if TYPE_CHECKING:
 
 CONFIG = "--config"  # the option of the trainer's tasks
 SETTLE_SECONDS = 1.0  # how old the newest record of a failure must be: other ranks still write theirs
-
-
-@dataclass
-class Decision:
-    """What follows a failure. `count` is its number in this pod, `refusal` is empty where the ranks start again."""
-
-    count: int
-    most: int
-    refusal: str
 
 
 class Retries:
@@ -92,7 +84,8 @@ class Retries:
         if not rule.allows(found.kind):
             return f"retry.classes does not have {found.kind}"
         if self._count > rule.most:
-            return f"they were started again {self._count - 1} times, and retry.most is {rule.most}"
+            again = self._count - 1
+            return f"they were started again {again} time{'s' * (again != 1)}, and retry.most is {rule.most}"
         if self._count > 1 and step <= self._step:
             return f"there was no new step since the failure before: step {step} now, step {self._step} then"
         return ""

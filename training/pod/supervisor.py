@@ -16,6 +16,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from training.distributed.process import (
@@ -51,8 +52,9 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as in shells
 
 
-class Decision(Protocol):
-    """What follows a failure: the number of the start, of at most `most`, or why there is none."""
+@dataclass(frozen=True)
+class Decision:
+    """What follows a failure. `count` is its number in this pod, `refusal` is empty where the ranks start again."""
 
     count: int
     most: int
