@@ -51,6 +51,29 @@ def test_a_fault_happens_at_its_step(kind: str, tmp_path: Path) -> None:
         assert done.of(1, End)[0].reason == "exception"
 
 
+WRITTEN = """
+    import torch
+    models = [torch.nn.Linear(4, 1) for _ in range(3)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    for step in range(4):
+        for model, weight in zip(models, (1, 0)):
+            loss = weight * model(torch.randn(2, 4)).pow(2).sum()
+            for parameter, gradient in zip(model.parameters(), torch.autograd.grad(loss, [*model.parameters()])):
+                parameter.grad = gradient
+        for optimizer in optimizers:
+            optimizer.step()
+"""
+
+
+def test_gradients_that_a_script_writes_itself_are_not_kept_ones(tmp_path: Path) -> None:
+    """Zero, as those of a loss with the weight 0, is not missing, as those of a model that nothing uses."""
+    steps = launch(tmp_path, WRITTEN, ranks=0, steps=12).of(0, Step)
+    assert {(step.optimizer, step.zero_gradients, step.no_gradients) for step in steps} == {
+        (0, False, False), (1, True, False), (2, True, True),
+    }  # fmt: skip
+    assert not any(step.accumulated for step in steps)
+
+
 SAVES = """
     import io, os, sys, pickle, torch
     from safetensors.torch import save_file

@@ -109,6 +109,7 @@ class Step:
     collectives: int | None  # collectives since the step before; None: no process group, or not countable
     seconds: float  # since the end of the step before
     zero_gradients: bool = False  # every gradient is zero or missing, and not because all parameters are frozen
+    no_gradients: bool = False  # every gradient is missing
     finite_gradients: bool = True
     accumulated: bool = False  # gradients were not cleared after the step before
     forwards: int = 1  # forward calls since the step before

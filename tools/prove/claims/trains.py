@@ -82,12 +82,21 @@ def _of_rank(rank: Rank) -> list[Finding]:
     if all(step.parameters_before == step.parameters_after for step in steps):
         text = f"{where}: digest {steps[0].parameters_before} before step 1 and after step {steps[-1].step}"
         found.append(failed("parameters-fixed", "no parameter ever changes", f"{text}; learning rates {rates[:4]}"))
-    idle = next((own for own in _by_optimizer(rank.steps) if all(step.zero_gradients for step in own)), None)
-    if idle is not None and (len(idle) > 1 or idle == steps):
-        of = "" if idle == steps else f" of {idle[0].optimizer_class}"
-        text = f"{where}: zero or missing in all {len(idle)} steps{of}, first step {idle[0].step}"
-        found.append(failed("zero-gradients", f"every gradient{of} is zero", text))
-    return [*found, *_finite(rank, where), *_optimizer(rank, where)]
+    return [*found, *_zero_gradients(rank, where), *_finite(rank, where), *_optimizer(rank, where)]
+
+
+def _zero_gradients(rank: Rank, where: str) -> list[Finding]:
+    """Judge each optimizer by its own steps. The loss of one part may have the weight 0 at first."""
+    whole = all(step.zero_gradients for step in rank.steps)
+    for own in [rank.steps] if whole else _by_optimizer(rank.steps):
+        if not all(step.zero_gradients for step in own) or (len(own) == 1 and not whole):
+            continue
+        of = "" if whole else f" of {own[0].optimizer_class}"
+        text = f"{where}: zero or missing in all {len(own)} steps{of}, first step {own[0].step}"
+        if whole or all(step.no_gradients for step in own):
+            return [failed("zero-gradients", f"every gradient{of} is zero", text)]
+        return [warned("zero-gradients", f"every gradient{of} is zero in these steps", text)]
+    return []
 
 
 def _finite(rank: Rank, where: str) -> list[Finding]:

@@ -202,6 +202,7 @@ class Steps:
             state=hashed(*plain, *found[count + graded :]),
             tensors=dict(zip(labels[:TENSORS], found)),
             zero=zero and any(one.requires_grad for one in parameters),  # frozen ones have none for a good reason
+            none=not gradients,
             finite=finite,
             random=random_state.digest(self.torch),
             rates=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
@@ -241,8 +242,8 @@ class Steps:
         parameters = list(_parameters(optimizer))
         after = hashed(*digests(self.torch, parameters))
         now = time.perf_counter()
-        accumulated = probe.step > 1 and not self.cleared.get(optimizer, True)
-        self.cleared[optimizer] = False
+        # Without a backward call since its last step, the script writes the gradients itself.
+        accumulated = not self.cleared.pop(optimizer, True) and probe.step > 1
         if not probe.first_step_seconds:
             probe.first_step_seconds = time.monotonic() - probe.loaded
         probe.write(
@@ -259,6 +260,7 @@ class Steps:
                 collectives=self.world.collectives(),
                 seconds=now - self.last_end,
                 zero_gradients=before.zero,
+                no_gradients=before.none,
                 finite_gradients=before.finite,
                 accumulated=accumulated,
                 forwards=self.forwards.since_step,
@@ -283,6 +285,7 @@ class _Before:
         self.state: str = values["state"]
         self.tensors: dict[str, str] = values["tensors"]
         self.zero: bool = values["zero"]
+        self.none: bool = values["none"]
         self.finite: bool = values["finite"]
         self.random: dict[str, str] = values["random"]
         self.rates: list[float] = values["rates"]
