@@ -236,6 +236,17 @@ def test_a_fault_of_one_of_two_optimizers_is_named(what: list[str], state: State
     assert (found.state, found.details["findings"], found.evidence[0]) == (state, [name], f"rank 0: {text}")
 
 
+def test_the_worse_rank_decides() -> None:
+    def unequal(runs: Runs) -> None:
+        for one, changes in zip(runs["whole"].ranks, (False, True), strict=True):
+            step = one.steps[3]
+            step.finite_gradients = False
+            step.parameters_after = "other" if changes else step.parameters_before
+
+    found = judge("trains", changed(unequal))
+    assert (found.state, found.details["findings"]) == (State.FAIL, ["gradients-not-finite"])
+
+
 def test_a_stream_that_all_ranks_read_in_other_orders_is_named() -> None:
     """The ranks share a few samples at the beginning, and most of them at the end."""
 

@@ -1,6 +1,6 @@
 """Claim 1: steps are taken, and each of them trains the model."""
 
-from tools.core import output
+from tools.core import State, output
 from tools.prove.claims import Finding, failed, passed, unknown, warned
 from tools.prove.observed import TABLE, Proof, Rank, Run
 from training.prove.records import Loss, Step
@@ -66,9 +66,9 @@ def _ended(run: Run) -> list[Finding]:
 
 
 def _first_of_each(findings: list[Finding]) -> list[Finding]:
-    """Join equal findings of several ranks: the evidence of all, the rest once."""
+    """Join equal findings of several ranks: the evidence of all, the rest once, of a failed one if there is one."""
     joined: dict[str, Finding] = {}
-    for one in findings:
+    for one in sorted(findings, key=lambda one: one.state is not State.FAIL):
         joined.setdefault(one.name, Finding(one.state, one.summary, [], one.name)).evidence.extend(one.evidence)
     return list(joined.values())
 
