@@ -152,7 +152,7 @@ class Bucket:
 
     def abandon(self, attempt: str) -> None:
         committed = self._attempts.pop(attempt)
-        if not committed and self._committed_attempt(attempt.partition("/")[0]) != attempt:
+        if not committed and self._attempt_in(f"{attempt.partition('/')[0]}/{MANIFEST}") != attempt:
             self._delete(name for name, _, _ in self._objects(f"{attempt}/"))
 
     def refused(self) -> list[str]:
@@ -169,8 +169,17 @@ class Bucket:
         return sum(size for _, size, _ in self._objects(f"{name.partition('/')[0]}/"))
 
     def delete(self, name: str) -> None:
-        """Delete everything of a step, its manifest first, so that what is left is not a step."""
-        folder = name.partition("/")[0]
+        """Delete everything of a step, its manifest first, so that what is left is not a step.
+
+        Of a refused one whose step was committed again, the new files stay.
+        """
+        folder, _, refused = name.partition("/")
+        if refused and self._exists(f"{folder}/{MANIFEST}"):
+            bad = self._attempt_in(name)
+            if bad is not None and bad != self._attempt_in(f"{folder}/{MANIFEST}"):
+                self._delete(each for each, _, _ in self._objects(f"{bad}/"))
+            self._delete([name])
+            return
         self._delete([f"{folder}/{MANIFEST}"])
         self._delete(name for name, _, _ in self._objects(f"{folder}/"))
 
@@ -230,11 +239,11 @@ class Bucket:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return list(zip(folders, pool.map(lambda step: self._exists(f"{step_name(step)}/{name}"), folders)))
 
-    def _committed_attempt(self, folder: str) -> str | None:
-        """The folder of the attempt that is committed as a step."""
+    def _attempt_in(self, name: str) -> str | None:
+        """The folder of the attempt that a manifest names, None without the manifest."""
         try:
-            found = json.loads(self._read(f"{folder}/{MANIFEST}", _MOST_MANIFEST))
-            return f"{folder}/{found['attempt']}"
+            found = json.loads(self._read(name, _MOST_MANIFEST))
+            return f"{name.partition('/')[0]}/{found['attempt']}"
         except AbsentError:
             return None
         except (ValueError, KeyError, TypeError, RecursionError):

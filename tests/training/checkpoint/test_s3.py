@@ -182,6 +182,18 @@ def test_commands_read_a_bucket(bucket: Any, run: RunDir, capsys: pytest.Capture
     assert "there is no such bucket" in capsys.readouterr().err
 
 
+def test_what_was_set_aside_goes_without_the_step_that_replaced_it(bucket: Any, run: RunDir) -> None:
+    there = Bucket(PLACE)
+    copy(Directory(run.checkpoints), there, 20)
+    refused = there.quarantine(20)
+    shutil.rmtree(run.checkpoints / "step-00000020")
+    put(Store(run.checkpoints), 20, sharded=False)
+    copy(Directory(run.checkpoints), there, 20)
+    there.delete(refused)
+    there.check_contents(there.sealed(20).manifest())
+    assert len(objects()) == 3, "the manifest and two files"
+
+
 def test_prune_keeps_the_newest_milestones_and_the_best(bucket: Any, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "runs" / "tiny")
     there = Bucket(PLACE)
