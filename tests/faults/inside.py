@@ -22,9 +22,10 @@ _real_fsync = os.fsync
 
 def before_step(step: int, rank: int) -> None:
     """Do what FAULT says for this step of this rank."""
-    if GIVEN.get("step") != step or GIVEN.get("rank", rank) != rank or not _first(f"rank {rank} at step {step}"):
-        return
-    {"spin": _spin, "mismatch": _mismatch, "eat": _eat}[GIVEN["what"]]()
+    fault = {"spin": _spin, "mismatch": _mismatch, "eat": _eat}.get(GIVEN.get("what", ""))
+    here = GIVEN.get("step") == step and GIVEN.get("rank", rank) == rank
+    if fault is not None and here and _first(f"rank {rank} at step {step}"):
+        fault()
 
 
 def poisons(step: int, rank: int) -> bool:
