@@ -108,7 +108,8 @@ def test_the_ranks_of_a_run_on_this_machine(local_run: Path, yard: Yard) -> None
     for words in (["--diff"], ["--diff", "1"], ["--rank", "1", "--diff", "0"]):
         (row,) = yard.json("env", str(local_run), *words, code=1)["different"]
         assert (row["section"], row["name"]) == ("environment", "NCCL_DEBUG")
-    assert "compares rank 0 with itself" in yard.err("env", str(local_run), "--diff", "0", code=2)
+    for same in ("0", str(local_run)):
+        assert "both are a-run rank 0" in yard.err("env", str(local_run), "--diff", same, code=2)
     assert "has no rank 7" in yard.err("env", str(local_run), "--rank", "7", code=2)
 
 
@@ -124,3 +125,4 @@ def test_a_heartbeat_does_not_choose_whose_variables_are_shown(local_run: Path, 
 def test_two_jobs_are_compared(local_run: Path, home: Path, yard: Yard) -> None:
     rows = yard.json("env", JOB, "--diff", str(local_run), code=1)["different"]
     assert {"nvidia-smi", "NCCL_DEBUG"} & {row["name"] for row in rows}
+    assert f"both are {JOB}-worker-0" in yard.err("env", JOB, "--diff", JOB, code=2)

@@ -12,6 +12,9 @@ def command(kubectl: Kubectl, job: str, rank: int | None, diff: str | None, as_j
     found = _asked(kubectl, job, rank, diff)
     envs = {name: one for each in found for name, one in each.envs.items() if not isinstance(one, str)}
     unknown = {name: one for each in found for name, one in each.envs.items() if isinstance(one, str)}
+    if diff and len(envs) + len(unknown) == 1:
+        (same,) = [*envs, *unknown]
+        raise UserError(f"--diff {diff}: both are {same}", "name a rank in another pod, or another job")
     rows = list(pod_env.differences(envs)) if diff is not None else []
     name = " and ".join(dict.fromkeys(each.job for each in found))
     if as_json:
@@ -37,8 +40,6 @@ def _asked(kubectl: Kubectl, job: str, rank: int | None, diff: str | None) -> li
             raise UserError("--diff compares all pods: give no --rank, or name the other one: --diff RANK")
         return [pod_env.of_job(kubectl, job, None, salt)]
     if diff is not None and diff.isdecimal():
-        if (rank or 0) == int(diff):
-            raise UserError(f"--diff {diff} compares rank {diff} with itself", "--rank N names the other one")
         return [pod_env.of_job(kubectl, job, [rank or 0, int(diff)], salt)]
     return [pod_env.of_job(kubectl, one, [rank], salt) for one in ([job] if diff is None else [job, diff])]
 
