@@ -36,7 +36,10 @@ def opened(kubectl: Kubectl, names: Sequence[str]) -> Iterator[list[Run]]:
     the name is not a run of this checkout. Raises UserError.
     """
     team = kubectl.namespace if not names else None
-    wanted = [one.title for one in lookup.jobs(kubectl).topmost] if team else names or [str(repo.local() / "runs")]
+    seen = lookup.jobs(kubectl) if team else lookup.Jobs()
+    for reason in seen.hidden:
+        output.note(reason)
+    wanted = [one.title for one in seen.topmost] or names or ([] if team else [str(repo.local() / "runs")])
     with contextlib.ExitStack() as stack:
         found = []
         for name in wanted:
