@@ -11,8 +11,9 @@ from typing import Any
 
 from training.run.failure import one_line
 
-# S3's rules for bucket names; a key only needs to have no blanks and not to begin or end with a slash.
-S3_PREFIX = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/([^\s/](?:\S*[^\s/])?)")
+# S3's rules for bucket names. A key has no blanks, no slash at its ends, and no part `.` or `..`: its last part also
+# names a directory.
+S3_PREFIX = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(?!(?:\S*/)?\.\.?(?:/|$))([^\s/](?:\S*[^\s/])?)")
 ATTEMPTS = 8  # botocore's attempts, with exponential backoff of at most 20 s each
 ABSENT = ("NoSuchKey", "404")
 _NOT_ALLOWED = "this identity may not {what}: it needs s3:ListBucket, s3:GetObject and s3:PutObject"
