@@ -137,6 +137,7 @@ class Bucket:
 
     def commit(self, attempt: str, manifest: Manifest, data: bytes, signature: bytes | None) -> None:
         key, what = f"{step_name(manifest.step)}/{MANIFEST}", f"commit step {manifest.step}"
+        self.check_sizes(manifest)  # another writer of the same copy may have given up and deleted the files
         if signature is not None:
             self._write(_signature_name(manifest.step, data), signature, what)
         for _ in range(_CONFLICTS):
