@@ -71,6 +71,12 @@ def test_failures_are_bounded_by_class_number_and_progress(
     ]  # fmt: skip
 
 
+def test_the_configuration_is_found_in_one_word_too(texts: Texts, tmp_path: Path) -> None:
+    words, run = configured(texts, tmp_path / "one", "retry={most: 1}"), RunDir(tmp_path / "run")
+    assert Pod([*words[:-2], f"--config={words[-1]}"], run).fail(5) == ""
+    assert Pod(words[:-2], run).fail(7) is None, "without the option the key is unknown"
+
+
 def test_a_restarted_container_counts_on(texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("POD_UID", "1234")

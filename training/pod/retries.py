@@ -34,7 +34,7 @@ class Retries:
 
     def __init__(self, run: RunDir, words: Sequence[str]) -> None:
         self._run = run
-        self._directory = next((after for word, after in zip(words, words[1:]) if word == CONFIG), None)
+        self._directory = _option(words)
         self._judged = time.time()  # records up to this moment belong to earlier failures
         uid = os.environ.get(POD_UID)
         self._state = Path(tempfile.gettempdir()) / f"trainyard-{uid}-failures.json" if uid else None
@@ -100,3 +100,13 @@ class Retries:
         values = {"time": found.time, "class": found.kind, "rank": found.rank, "host": found.host, "step": found.step}
         with contextlib.suppress(FileExistsError), (directory / name).open("x", encoding="utf-8") as file:
             json.dump({**values, "message": found.message, **asdict(decision)}, file)
+
+
+def _option(words: Sequence[str]) -> str | None:
+    """The value of CONFIG in a command, written as one word or as two."""
+    for word, after in zip(words, [*words[1:], None]):
+        if word == CONFIG:
+            return after
+        if word.startswith(f"{CONFIG}="):
+            return word.partition("=")[2]
+    return None
