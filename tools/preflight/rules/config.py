@@ -33,6 +33,7 @@ WANDB_KEY = "wandb-api-key"  # a file of training/run/secret_files.py
 OWN_IMAGE = re.compile(r"(?:^|/)trainer-(?:cpu|cuda|neuron)[:@]")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 RIGHTS = ("s3:ListBucket", "s3:GetObject", "s3:PutObject")
+AWS_KEYS = {"AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE"}
 IDENTITY = "serviceAccountName, and a role for it (yard cluster identity)"
 BYTES_SAVED = 12  # per parameter: an fp32 weight and two moments
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -117,9 +118,19 @@ def checkpoint_places(subject: Subject) -> Iterator[Verdict]:
             place = Place(template.object, "cell.yaml: checkpoint.tiers.s3.to", remote.to)
             account = template.spec.get("serviceAccountName") or "default"
             if account == "default":
-                yield bad(place, "the pods have no service account of their own to give a role to", IDENTITY)
+                yield _without_account(place, template)
             else:
-                yield good(place, f"service account {account} needs a role for it: {', '.join(RIGHTS)}")
+                rest = f"whether its role has {', '.join(RIGHTS)} was not looked at"
+                yield good(place, f"the pods have their own service account {account}; {rest}")
+
+
+def _without_account(place: Place, template: Template) -> Verdict:
+    """Judge pods of the default service account, which may bring keys of AWS of their own."""
+    container = template.trainer()[1]
+    variables = {entry["name"] for entry in container.get("env") or []}
+    if variables & AWS_KEYS or container.get("envFrom"):
+        return unclear(place, "the pods have no service account of their own, but may bring keys of AWS", IDENTITY)
+    return bad(place, "the pods have no service account of their own to give a role to", IDENTITY)
 
 
 def _on_node(template: Template, path: str) -> Verdict:
@@ -206,29 +217,36 @@ def track(subject: Subject) -> Iterator[Verdict]:
         if wanted is None:
             continue
         place = Place(template.object, "cell.yaml: track", ", ".join(wanted.trackers))
-        found = [*_without_key(template, wanted), *_out_of_reach(subject, template, wanted)]
-        for summary, remedy in found:
-            yield bad(place, summary, remedy)
-        if not found:
-            yield good(place, "the pods reach the trackers, and have the key that Weights & Biases needs")
+        yield from [*_without_key(place, template, wanted), *_out_of_reach(place, subject, template, wanted)] or [
+            good(place, "no NetworkPolicy of the manifest closes a tracker's port, and no key is missing in the pods")
+        ]
 
 
-def _without_key(template: Template, wanted: Track) -> Iterator[tuple[str, str]]:
-    """Yield what the pods lack for Weights & Biases, and the remedy. MLflow may need no secret."""
-    variables = {entry["name"] for entry in template.trainer()[1].get("env") or []}
-    refs = (ref for volume in template.volumes().values() for kind, ref in sources(volume) if kind == "Secret")
+def _online(wanted: Track) -> bool:
+    return wanted.wandb is not None and wanted.wandb.mode == "online"
+
+
+def _without_key(place: Place, template: Template, wanted: Track) -> Iterator[Verdict]:
+    """Yield what the pods lack for Weights & Biases. MLflow may need no secret."""
+    container = template.trainer()[1]
+    refs = [ref for volume in template.volumes().values() for kind, ref in sources(volume) if kind == "Secret"]
     mounted = {item.get("path") for ref in refs for item in ref.get("items") or []}
-    online = wanted.wandb is not None and wanted.wandb.mode == "online"
-    if online and WANDB_KEY not in mounted and "WANDB_API_KEY" not in variables:
-        remedy = (
-            f"mount the key {WANDB_KEY} of the Secret trackers, as base/pytorchjob does, or track.wandb.mode: offline"
-        )
-        yield "the pods have no key for Weights & Biases", remedy
+    variables = {entry["name"] for entry in container.get("env") or []}
+    if not _online(wanted) or WANDB_KEY in mounted or "WANDB_API_KEY" in variables:
+        return
+    remedy = f"mount the key {WANDB_KEY} of the Secret trackers, as base/pytorchjob does, or track.wandb.mode: offline"
+    whole = [source_name(ref) for ref in refs if not ref.get("items")]
+    if "trackers" in whole or any("secretRef" in one for one in container.get("envFrom") or []):
+        yield unclear(place, "a Secret whose keys the manifest does not list may hold the key of W&B", remedy)
+    else:
+        yield bad(place, "the pods have no key for Weights & Biases", remedy)
 
 
-def _out_of_reach(subject: Subject, template: Template, wanted: Track) -> Iterator[tuple[str, str]]:
-    """Yield the servers whose port no NetworkPolicy of the manifest lets the pods reach, and the remedy."""
-    servers = [wanted.mlflow.uri if wanted.mlflow else "", wanted.wandb.server if wanted.wandb else ""]
+def _out_of_reach(place: Place, subject: Subject, template: Template, wanted: Track) -> Iterator[Verdict]:
+    """Yield the servers whose port no NetworkPolicy of the manifest lets the pods reach."""
+    servers = [wanted.mlflow.uri if wanted.mlflow else ""]
+    if wanted.wandb is not None and _online(wanted):
+        servers.append(wanted.wandb.server)
     labels = labels_of(subject, template)
     there = [
         item
@@ -239,7 +257,8 @@ def _out_of_reach(subject: Subject, template: Template, wanted: Track) -> Iterat
         port = url.port or {"http": 80, "https": 443}.get(url.scheme)
         if port and there and not any(network_policy.admits(one, "Egress", {}, range(port, port + 1)) for one in there):
             remedy = f"a NetworkPolicy with egress to port {port}, or the server behind port 443"
-            yield f"the NetworkPolicies of the job do not let its pods reach port {port} of {url.hostname}", remedy
+            said = f"the NetworkPolicies of the job do not let its pods reach port {port} of {url.hostname}"
+            yield bad(place, said, remedy)
 
 
 @rule("gated-model")

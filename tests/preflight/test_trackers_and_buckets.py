@@ -1,0 +1,72 @@
+"""What preflight says of the trackers and buckets of a cell, and what it leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tools.cells.knobs import Knobs, rendered
+from tools.core.verdict import State
+from tools.preflight.evaluate import evaluate
+from tools.workload import kinds
+
+PASS, WARN = State.PASS, State.WARN  # the rules ask for a practice, so that nothing is worse than WARN
+Change = Callable[[dict[str, Any]], None]
+ONLINE, BUCKET = "track.wandb.project=a", "checkpoint.tiers.s3={every: 50, to: s3://bucket/runs/a}"
+
+
+def _nothing(spec: dict[str, Any]) -> None:
+    """The pods of the cell as they are: with the key mounted and an account of their own."""
+
+
+def _no_key(spec: dict[str, Any]) -> None:
+    spec["volumes"] = [one for one in spec["volumes"] if "trackers" not in str(one)]
+    for container in spec["containers"]:
+        container["volumeMounts"] = [one for one in container["volumeMounts"] if one["name"] != "trackers"]
+
+
+def _whole(spec: dict[str, Any]) -> None:
+    _no_key(spec)
+    spec["volumes"].append({"name": "all", "secret": {"secretName": "trackers"}})
+
+
+def _from_a_secret(spec: dict[str, Any]) -> None:
+    _no_key(spec)
+    spec["containers"][0]["envFrom"] = [{"secretRef": {"name": "mine"}}]
+
+
+def _default_account(spec: dict[str, Any]) -> None:
+    spec["serviceAccountName"] = "default"
+
+
+def _own_keys(spec: dict[str, Any]) -> None:
+    _default_account(spec)
+    spec["containers"][0]["env"].append({"name": "AWS_ACCESS_KEY_ID", "value": "x"})
+
+
+@pytest.mark.parametrize(
+    ("rule", "setting", "change", "state", "said"),
+    [
+        ("track", ONLINE, _nothing, PASS, "no key is missing"),
+        ("track", ONLINE, _no_key, WARN, "no key for Weights & Biases"),
+        ("track", ONLINE, _whole, WARN, "may hold the key"),
+        ("track", ONLINE, _from_a_secret, WARN, "may hold the key"),
+        ("track", "track.wandb={mode: offline, server: 'http://wandb.team:8080'}", _no_key, PASS, "no key is missing"),
+        ("track", "track.wandb={server: 'http://wandb.team:8080'}", _nothing, WARN, "port 8080 of wandb.team"),
+        ("track", "track.mlflow.uri=http://mlflow.team:5000", _nothing, WARN, "port 5000 of mlflow.team"),
+        ("checkpoint-places", BUCKET, _nothing, PASS, "was not looked at"),
+        ("checkpoint-places", BUCKET, _default_account, WARN, "no service account of their own to give a role to"),
+        ("checkpoint-places", BUCKET, _own_keys, WARN, "may bring keys of AWS"),
+    ],
+)
+def test_a_place_is_judged_by_what_the_manifest_shows(
+    rule: str, setting: str, change: Change, state: State, said: str
+) -> None:
+    manifests = rendered("cpu/llama-tiny", None, Knobs(settings=(setting,)))
+    for spec in kinds.job_of(manifests).training_specs():
+        change(spec)
+    found = [one for one in evaluate(manifests).verdicts if one.details["rule"] == rule]
+    assert {one.state for one in found} == {state}
+    assert all(said in one.summary for one in found)
