@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -21,7 +22,7 @@ from tools.core import State, Verdict, output
 with output.activity("staging the data") as now:
     for number in range(1, 4):
         now.at(f"{number} of 4 MB")
-        time.sleep(0.6)
+        time.sleep(1.0)
     output.line("a line of a result")
     time.sleep(1.2)
 output.table([("job", "state", "efa"), ("one", "Running", "-"), ("two", "Failed", "-")], "", True, [None, State.FAIL])
@@ -157,7 +158,11 @@ with output.activity("starting", look=lambda: "compiling"):
     time.sleep(2.9)
 """
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines() == ["compiling: 1 s", "compiling: 2 s"]
+    told = [int(re.fullmatch(r"compiling: (\d+) s", line)[1]) for line in done.stderr.splitlines()]  # type: ignore[index]
+    assert told, "a phase of three seconds is silent"
+    assert told == sorted(set(told)), "each line tells a later second"
+    unheard = text.replace("LINE_SECONDS = 1.0", "LINE_SECONDS = 60.0")
+    assert subprocess.run([sys.executable, "-c", unheard], capture_output=True, text=True, check=True).stderr == ""
 
 
 PAGES = """
