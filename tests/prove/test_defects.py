@@ -44,6 +44,7 @@ def test_a_yard_that_gave_no_verdict_is_no_result(tmp_path: Path, monkeypatch: p
     assert bench.main([]) == 1
     assert not bench.RESULTS.exists()
     row = {"name": "ddp/a", "digest": "1", "code": 1, "states": {}, "found": {}, "seconds": 0.0}
+    bench.RESULTS.parent.mkdir(exist_ok=True)
     bench.RESULTS.write_text(json.dumps(row) + "\n", encoding="utf-8")
     assert bench.results() == {}
 
