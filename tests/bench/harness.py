@@ -95,7 +95,7 @@ class Table:
     def side(self, name: str) -> Side:
         own = {**self.sides[name]}
         trained = self.trained.get(own.get("trains", ""), {})
-        lists: dict[str, Any] = {key: tuple(own.pop(key, ())) for key in ("set", "command")}
+        lists: dict[str, Any] = {key: tuple(_flat(own.pop(key, []))) for key in ("set", "command")}
         return Side(name, of={**trained, "set": list(_flat(trained.get("set", [])))}, **lists, **own)
 
 

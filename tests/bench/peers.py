@@ -49,9 +49,13 @@ class Setup:
     def steps(self) -> int:
         return self.config.train.steps
 
+    @property
+    def accumulated(self) -> int:
+        return self.config.accumulation(1) if "gradient_accumulation_steps" in self.flags else 1
+
     def rows(self) -> list[Row]:
         """The samples in the order of ours; labels are the inputs, which transformers shifts."""
-        count, train = self.steps * self.batch, self.feed.train
+        count, train = self.steps * self.batch * self.accumulated, self.feed.train
         places = samples_at(np.arange(count), self.config.train.seed, len(train))
         return [_row(train.batch([place]).input_ids[0]) for place in places.tolist()]
 
@@ -92,8 +96,8 @@ class Rows(Dataset):
 class Watch(TrainerCallback):
     """Notes each step: the tokens of its batch, which `counting` has counted, its loss and its end."""
 
-    def __init__(self, say: Callable[[Row], None]) -> None:
-        self.say, self.counts, self.done = say, list[int](), 0
+    def __init__(self, say: Callable[[Row], None], accumulated: int = 1) -> None:
+        self.say, self.accumulated, self.counts, self.done = say, accumulated, list[int](), 0
 
     def counting(self, collate: Callable[[Any], Row]) -> Callable[[Any], Row]:
         def counted(rows: Any) -> Row:
@@ -105,8 +109,9 @@ class Watch(TrainerCallback):
         return counted
 
     def on_step_end(self, _arguments: Any, _state: Any, _control: Any, **_more: Any) -> None:
-        self.say({"time": time.time(), "tokens": self.counts[self.done]})
-        self.done += 1
+        batches = self.counts[self.done : self.done + self.accumulated]
+        self.say({"time": time.time(), "tokens": sum(batches)})
+        self.done += self.accumulated
 
     def on_log(self, _arguments: Any, _state: Any, _control: Any, logs: Row | None = None, **_more: Any) -> None:
         if logs and "loss" in logs:
@@ -125,9 +130,8 @@ def arguments(setup: Setup, kind: type = TrainingArguments, **more: Any) -> Any:
         "report_to": "none", "disable_tqdm": True, "use_cpu": not setup.device.is_cuda, "seed": recipe.seed,
         "train_sampling_strategy": "sequential", "bf16": False,
     }  # fmt: skip
-    flags = {
-        key: setup.device.precision == "bf16" if value == "as ours" else value for key, value in setup.flags.items()
-    }
+    as_ours = {"bf16": setup.device.precision == "bf16", "gradient_accumulation_steps": setup.accumulated}
+    flags = {key: as_ours[key] if value == "as ours" else value for key, value in setup.flags.items()}
     return kind(**{**given, **more, **flags})
 
 
@@ -139,7 +143,7 @@ def _train(trainer: Any, watch: Watch) -> None:
 
 def trainer(setup: Setup, say: Callable[[Row], None]) -> None:
     """HF Trainer on whole samples."""
-    watch = Watch(say)
+    watch = Watch(say, setup.accumulated)
     _train(Trainer(setup.model, arguments(setup), train_dataset=Rows(setup.rows(), ("input_ids", "labels"))), watch)
 
 

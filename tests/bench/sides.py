@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import shutil
-import signal
 import socket
 import statistics
 import subprocess
@@ -17,11 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
+
 from training.config import apply_override
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM_UP, ENOUGH = 4, 5  # steps that do not count, and steps without pressure that a figure needs
 LONGEST = 900  # seconds of one process
+_POLL = 0.2  # seconds between two looks at a side
 _CHARACTERS = 1_000_000  # of each document of the corpus
 Figures = dict[str, float]
 
@@ -38,7 +41,10 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Side:
-    """An entry of `sides` in rows.yaml; `of` is the entry of `trained` that it trains."""
+    """An entry of `sides` in rows.yaml; `of` is the entry of `trained` that it trains.
+
+    A side with `ends` is ended after that many steps: its last step then needs no checkpoint.
+    """
 
     name: str
     how: str
@@ -53,6 +59,7 @@ class Side:
     fresh: bool = False
     empty: bool = False
     continues: str = ""
+    ends: int = 0
     command: tuple[str, ...] = ()
 
 
@@ -66,6 +73,7 @@ class Bench:
     warm_up: int = WARM_UP
     enough: int = ENOUGH
     ours: Path = Path(sys.executable)
+    longest: float = LONGEST
     started: float = 0.0
 
     def measure(self, side: Side) -> Figures:
@@ -74,7 +82,7 @@ class Bench:
         Raises:
             SideError: it failed.
         """
-        if side.how == "command":
+        if side.how in ("command", "tests"):
             return self._command(side)
         run = self._run_of(side.continues or side.name)
         compiled = self._compiled(side)
@@ -88,8 +96,9 @@ class Bench:
         return self.place / "runs" / _plain(name)
 
     def _compiled(self, side: Side) -> Path:
-        """Return the directory of compiled code: kept between rounds, but for sides that measure compiling."""
-        path = self.place / "compiled" / _plain(side.continues or side.name)
+        """Return the directory of compiled code: one for all that train the same, but for sides that measure it."""
+        measures = side.fresh or side.empty or side.continues
+        path = self.place / "compiled" / _plain((side.continues or side.name) if measures else side.trains)
         if side.empty:
             path = path.with_name(path.name + "-empty")
         if side.fresh or side.empty:
@@ -98,9 +107,10 @@ class Bench:
 
     def _command(self, side: Side) -> Figures:
         began = time.time()
-        done = subprocess.run(side.command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=LONGEST)
+        words = [sys.executable if word == "{python}" else word for word in side.command]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=LONGEST)
         ended = time.time()
-        if done.returncode not in (0, 1):
+        if done.returncode not in ((0,) if side.how == "tests" else (0, 1)):
             raise SideError(f"{side.name}: ended with {done.returncode}: {_end(done.stdout + done.stderr)}")
         time.sleep(0.5)  # the meter's next sample
         return {"seconds": ended - began} if self.meter.clean(began, ended) else {}
@@ -123,7 +133,7 @@ class Bench:
         }
         self.started = time.time()
         self._finish(
-            side, [self._start(side, words, environment) for words in self._commands(side, configuration, run)]
+            side, run, [self._start(side, words, environment) for words in self._commands(side, configuration, run)]
         )
 
     def _commands(self, side: Side, configuration: Path, run: Path) -> list[list[str]]:
@@ -160,22 +170,24 @@ class Bench:
         output.parent.mkdir(parents=True, exist_ok=True)
         return output
 
-    def _finish(self, side: Side, processes: list[subprocess.Popen[bytes]]) -> None:
-        """Wait for all processes of a side, and end all if one fails or is not done in time."""
-        end = time.monotonic() + LONGEST
+    def _finish(self, side: Side, run: Path, processes: list[subprocess.Popen[bytes]]) -> None:
+        """Wait for all processes of a side, and end all if it has its steps, if one fails or is not done in time."""
+        end = time.monotonic() + self.longest
         try:
-            for process in processes:
-                if (code := process.wait(max(1.0, end - time.monotonic()))) != 0:
-                    raise SideError(
-                        f"{side.name}: ended with {code}: {_end(self._log(side).read_text(errors='replace'))}"
-                    )
-        except subprocess.TimeoutExpired:
-            raise SideError(f"{side.name}: not done in {LONGEST} s") from None
+            while any(process.poll() is None for process in processes):
+                if side.ends and _steps(run) >= side.ends:
+                    return
+                if time.monotonic() > end:
+                    raise SideError(f"{side.name}: not done in {self.longest:.0f} s")
+                if any(process.poll() for process in processes):
+                    break
+                time.sleep(_POLL)
+            if code := next(filter(None, (process.wait() for process in processes if process.poll() is not None)), 0):
+                raise SideError(f"{side.name}: ended with {code}: {_end(self._log(side).read_text(errors='replace'))}")
         finally:
             for process in processes:
                 if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+                    _end_all(process)
 
     def _configuration(self, side: Side) -> Path:
         """Write the three files that ours and the peers read."""
@@ -198,8 +210,24 @@ def _set(texts: dict[str, tuple[str, str]], assignment: str, words: Mapping[str,
     return apply_override(texts, assignment)
 
 
+def _steps(run: Path) -> int:
+    return sum("tokens" in line for line in read_lines(run / "metrics.jsonl"))
+
+
+def _end_all(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all below it: torchrun's ranks are in sessions of their own."""
+    below = psutil.Process(process.pid).children(recursive=True)
+    for one in (process, *below):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.wait()
+    psutil.wait_procs(below, timeout=30)
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """Return the lines of a file that are whole."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def figures(

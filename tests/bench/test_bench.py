@@ -111,7 +111,12 @@ def test_ours_and_a_peer_train_the_same_and_rounds_continue(tmp_path: Path) -> N
 @pytest.mark.timeout(900)
 def test_the_rows_of_a_card_run_on_a_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUT", str(tmp_path / "out"))
-    code = gpu.main(["--tiny"], tmp_path / "place")
+    sides_of_rows = ["--tiny", "1B", "1B, HF Trainer", "8B LoRA"]
+    assert gpu.main([*sides_of_rows, "no such"], tmp_path / "place") == 2
+    code = gpu.main(sides_of_rows, tmp_path / "place")
+    kept = (tmp_path / "place/sides.jsonl").read_text()
+    assert gpu.main(sides_of_rows, tmp_path / "place") == code
+    assert (tmp_path / "place/sides.jsonl").read_text() == kept
     answer = json.loads((tmp_path / "out/results.json").read_text())
     rows = {row["name"]: row for row in answer["rows"]}
     compared = rows["1B, tokens/s against HF Trainer's best flags"]
