@@ -21,6 +21,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from tests.parts import ledger
 PLACE, PACKAGES = ROOT / ".cache/bench/gpu", ROOT / ".cache/bench/packages"
 SECONDS, LEAST = 540, 45  # the whole, and what must be left of it where a side starts
 LONGEST = 150  # seconds of one side
+LAYERS = 2  # of a model that is compiled ahead
 NEEDED = {"trainer": ("accelerate",), "ours": ("tensorboard",), "probed": ("tensorboard",), "tests": ("pytest",)}
 VOCABULARY = 128256
 
@@ -60,27 +62,48 @@ def write_tokenizer(directory: Path, size: int) -> None:
 def measure(table: Table, bench: Bench, more: tuple[str, ...], say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Measure each side that is not kept, once, in order, and return the results of the rows."""
     began, kept = time.monotonic(), bench.place / "sides.jsonl"
-    known = {one["side"]: one for one in ledger.read(kept)}
-    measured: dict[str, Figures] = {}
-    errors: dict[str, str] = {}
-    for name in table.sides:
-        side = table.side(name)
-        side = dataclasses.replace(side, set=(*side.set, *more) if side.trains else ())
-        digest = _digest(side)
+    sides = [_with(table.side(name), more) for name in table.sides]
+    digests = {side.name: _digest(side) for side in sides}
+    known = {one["side"]: one for one in ledger.read(kept) if digests.get(one["side"]) == one["digest"]}
+    measured: dict[str, Figures] = {name: one["figures"] for name, one in known.items()}
+    errors = {side.name: f"{_missing(side)} is missing" for side in sides if side.name not in known and _missing(side)}
+    wanted = [side for side in sides if side.name not in known and side.name not in errors]
+    compile_ahead([side for side in wanted if side.ahead], bench, say)
+    for side in wanted:
         left = SECONDS - (time.monotonic() - began)
-        if known.get(name, {}).get("digest") == digest:
-            measured[name] = known[name]["figures"]
-        elif missing := [package for package in NEEDED[side.how] if importlib.util.find_spec(package) is None]:
-            errors[name] = f"{', '.join(missing)} is missing"
-        elif left < LEAST:
-            errors[name] = f"not reached in {SECONDS} s; run again to continue"
-        else:
-            bench.longest = min(left, LONGEST)
-            errors[name] = _measured(bench, side, measured)
-            if name in measured:
-                ledger.add(kept, {"side": name, "digest": digest, "figures": measured[name]})
-        say(f"{time.monotonic() - began:5.0f} s  {name}: {errors.get(name) or measured[name]}")
+        if left < LEAST:
+            errors[side.name] = f"not reached in {SECONDS} s; run again to continue"
+            continue
+        bench.longest = min(left, LONGEST)
+        errors[side.name] = _measured(bench, side, measured)
+        if side.name in measured:
+            ledger.add(kept, {"side": side.name, "digest": digests[side.name], "figures": measured[side.name]})
+        say(f"{time.monotonic() - began:5.0f} s  {side.name}: {errors[side.name] or measured[side.name]}")
     return [judged(row, [measured], kind(), _why(row, errors), fewest=1) for row in table.rows]
+
+
+def compile_ahead(sides: list[Side], bench: Bench, say: Callable[[str], None]) -> None:
+    """Compile the code of several sides at once, with fewer layers: most processors are idle while one compiles."""
+
+    def compile_one(side: Side) -> str:
+        short = (*side.set, f"model.num_hidden_layers={LAYERS}")
+        return _measured(bench, dataclasses.replace(side, name=f"ahead, {side.name}", set=short, ends=1), {})
+
+    if not sides:
+        return
+    began = time.monotonic()
+    bench.longest = LONGEST
+    with ThreadPoolExecutor(len(sides)) as pool:
+        for side, error in zip(sides, pool.map(compile_one, sides), strict=True):
+            say(f"{time.monotonic() - began:5.0f} s  compiled ahead: {side.name}: {error or 'done'}")
+
+
+def _with(side: Side, more: tuple[str, ...]) -> Side:
+    return dataclasses.replace(side, set=(*side.set, *more) if side.trains else ())
+
+
+def _missing(side: Side) -> str:
+    return ", ".join(package for package in NEEDED[side.how] if importlib.util.find_spec(package) is None)
 
 
 def _digest(side: Side) -> str:
@@ -127,7 +150,7 @@ def main(arguments: list[str], place: Path = PLACE) -> int:
     place.mkdir(parents=True, exist_ok=True)
     write_corpus(place, characters=200_000 if tiny else 8_000_000)
     write_tokenizer(place / "tokenizer", 512 if tiny else VOCABULARY)
-    bench = Bench(place, Path(sys.executable), Undisturbed(), warm_up=2, enough=3)
+    bench = Bench(place, Path(sys.executable), Undisturbed(), warm_up=2, enough=3, own_code=False)
     say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
     names = [name for name in arguments if name != "--tiny"] or [*table.sides]
     if unknown := [name for name in names if name not in table.sides]:

@@ -43,7 +43,8 @@ class Watcher(Protocol):
 class Side:
     """An entry of `sides` in rows.yaml; `of` is the entry of `trained` that it trains.
 
-    A side with `ends` is ended after that many steps: its last step then needs no checkpoint.
+    A side with `ends` is ended after that many steps: its last step then needs no checkpoint. One with `ahead` may
+    compile its code before it is measured.
     """
 
     name: str
@@ -60,12 +61,16 @@ class Side:
     empty: bool = False
     continues: str = ""
     ends: int = 0
+    ahead: bool = False
     command: tuple[str, ...] = ()
 
 
 @dataclass
 class Bench:
-    """Where a benchmark works, the interpreters of ours and of the peers, and what tells pressure."""
+    """Where a benchmark works, the interpreters of ours and of the peers, and what tells pressure.
+
+    Without `own_code` all sides that do not measure compiling share torch's own directory of compiled code.
+    """
 
     place: Path
     peers: Path
@@ -74,6 +79,7 @@ class Bench:
     enough: int = ENOUGH
     ours: Path = Path(sys.executable)
     longest: float = LONGEST
+    own_code: bool = True
     started: float = 0.0
 
     def measure(self, side: Side) -> Figures:
@@ -90,15 +96,18 @@ class Bench:
             shutil.rmtree(run, ignore_errors=True)
         self._train(side, run, compiled)
         lines = read_lines(run / "metrics.jsonl") + read_lines(run / "probe.jsonl")
+        if side.ends:
+            lines = [line for line in lines if line.get("step", 0) <= side.ends]
         return figures(lines, self.meter.clean, self.started, self.warm_up, self.enough)
 
     def _run_of(self, name: str) -> Path:
         return self.place / "runs" / _plain(name)
 
-    def _compiled(self, side: Side) -> Path:
-        """Return the directory of compiled code: one for all that train the same, but for sides that measure it."""
-        measures = side.fresh or side.empty or side.continues
-        path = self.place / "compiled" / _plain((side.continues or side.name) if measures else side.trains)
+    def _compiled(self, side: Side) -> Path | None:
+        """Return the directory of compiled code: kept between rounds, but for sides that measure compiling."""
+        if not (self.own_code or side.fresh or side.empty or side.continues):
+            return None
+        path = self.place / "compiled" / _plain(side.continues or side.name)
         if side.empty:
             path = path.with_name(path.name + "-empty")
         if side.fresh or side.empty:
@@ -115,7 +124,7 @@ class Bench:
         time.sleep(0.5)  # the meter's next sample
         return {"seconds": ended - began} if self.meter.clean(began, ended) else {}
 
-    def _train(self, side: Side, run: Path, compiled: Path) -> None:
+    def _train(self, side: Side, run: Path, compiled: Path | None) -> None:
         configuration = self._configuration(side)
         run.mkdir(parents=True, exist_ok=True)
         threads = max(1, len(os.sched_getaffinity(0)) // side.ranks)
@@ -126,7 +135,7 @@ class Bench:
             "TRAINYARD_RUN": str(run),
             "TRAINYARD_DATA": str(self.place / "data"),
             "TRAINYARD_SIGNING_KEY_FILE": str(key) if side.fresh or side.continues else "",
-            "TORCHINDUCTOR_CACHE_DIR": str(compiled),
+            **({"TORCHINDUCTOR_CACHE_DIR": str(compiled)} if compiled else {}),
             "OMP_NUM_THREADS": str(threads),
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "HF_HUB_OFFLINE": "1",

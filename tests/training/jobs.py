@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -12,6 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import psutil
 
 from training.config import apply_override
 
@@ -89,8 +92,9 @@ class Job:
         return [pid for server in servers for pid in self._children(server)] if servers else started
 
     def _children(self, pid: int) -> list[int]:
-        path = Path(f"/proc/{pid}/task/{pid}/children")
-        return sorted(map(int, path.read_text().split())) if path.exists() else []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return sorted(child.pid for child in psutil.Process(pid).children())
+        return []
 
     def end(self) -> dict:
         return json.loads((self.run / "end.json").read_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import platform
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -43,11 +44,21 @@ def test_a_cache_that_a_step_has_run_with_is_kept(library: Path, tmp_path: Path)
     assert library.exists()
 
 
-def test_torchs_own_directory_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    cache = cache_of(tmp_path)
-    assert cache.begin("1") == "none"
-    cache.done()
+@pytest.mark.parametrize("named", [False, True], ids=["no variable", "torch sets the variable"])
+def test_torchs_own_directory_is_not_touched(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    own = tmp_path / "torchinductor_trainer"
+    library.parent.parent.rename(own)
+    monkeypatch.setenv("USER", "trainer")
+    monkeypatch.setenv("LOGNAME", "trainer")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(own))
+    if not named:
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    for attempt in "12":
+        assert cache_of(tmp_path).begin(attempt) == "none"
+    assert (own / "aa" / "kernel.so").exists()
 
 
 def test_nodes_with_one_directory_join_the_same_attempt(library: Path, tmp_path: Path) -> None:

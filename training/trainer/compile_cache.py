@@ -39,11 +39,11 @@ class CompileCache:
     """The directory TORCHINDUCTOR_CACHE_DIR, with a mark beside it while code is compiled into it.
 
     One rank of each node uses this class. Without that variable torch uses its own directory, which other
-    programs share; it is never removed.
+    programs share; it is never removed. Some releases of torch set the variable to that directory themselves.
     """
 
     def __init__(self, run: RunDir, device: str) -> None:
-        named = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+        named = _named()
         self._directory = Path(named) if named else None
         self._mark = Path(f"{named}.dirty") if named else None
         made_for = _made_for(device)
@@ -191,6 +191,18 @@ def _bounded(source: IO[bytes], target: IO[bytes]) -> None:
         if left < 0:
             raise OSError("is too large")
         target.write(piece)
+
+
+def _named() -> str:
+    """Return TORCHINDUCTOR_CACHE_DIR, empty where it says torch's own directory."""
+    named = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+    if not named:
+        return ""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    with contextlib.suppress(KeyError, OSError):  # an account without a name
+        return "" if named == default_cache_dir() else named
+    return named
 
 
 def _made_for(device: str) -> str:
