@@ -88,8 +88,10 @@ class Job:
     def workers(self) -> list[int]:
         """Process ids of the job's ranks."""
         started = [pid for agent in self.agents() for pid in self._children(agent)]
-        servers = [pid for pid in started if b"multiprocessing.forkserver" in _command(pid)]
-        return [pid for server in servers for pid in self._children(server)] if servers else started
+        helpers = [pid for pid in started if b"from multiprocessing." in _command(pid)]
+        forked = [pid for pid in helpers if b"multiprocessing.forkserver" in _command(pid)]
+        own = [pid for pid in started if pid not in helpers]
+        return own or [pid for server in forked for pid in self._children(server)]
 
     def _children(self, pid: int) -> list[int]:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -82,6 +83,10 @@ def test_nothing_outlives_a_killed_launcher(start: Callable) -> None:
 def test_if_forking_is_not_safe_each_rank_imports_for_itself(start: Callable, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(UNFORKABLE["starts_a_thread"])
     job = start("alone", nproc=2, entrypoint=True, PYTHONPATH=str(tmp_path))
+    job.until(lambda: len(job.workers()) == 2)
+    (agent,) = job.agents()
+    below = [" ".join(one.cmdline()) for one in psutil.Process(agent).children()]
+    assert not [words for words in below if "multiprocessing.forkserver" in words], "a server with nothing to fork"
     assert job.wait() == 0, job.text()
     assert "each rank imports for itself: importing has started 1 threads" in job.text()
     assert len(job.losses()) == 20

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ def launch(words: Sequence[str], task: str, forked: Callable[[Any, list[str]], t
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(_without_traceback)
     if reason:
         print(f"launcher: each rank imports for itself: {reason}", file=sys.stderr, flush=True)
+        end_server()
     run.main(list(words) if reason else changed)
 
 
@@ -61,6 +63,15 @@ def start_server(task: str) -> str:
     except OSError as problem:
         return str(problem)
     return ""
+
+
+def end_server() -> None:
+    """End the fork server, also one that is still importing: it would hold memory, of the card too, for nothing."""
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # no public name
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def probe(task: str) -> str:
