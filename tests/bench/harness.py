@@ -176,7 +176,11 @@ def measure_group(name: str, table: Table, bench: Bench, rounds: Rounds, say: Sa
 
 
 def _told(figures: Figures) -> str:
-    return ", ".join(f"{key} {value:,.4g}" for key, value in figures.items()) or "under CPU pressure"
+    return ", ".join(f"{key} {_short(value)}" for key, value in figures.items()) or "under CPU pressure"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def judged(
@@ -231,7 +235,7 @@ def table_lines(results: list[dict[str, Any]]) -> list[str]:
         bar = "" if one["bar"] is None else f"{'≤' if one['at_most'] else '≥'} {write(one['bar'])}"
         known = "median" in one
         spread = f"{write(one['least'])} to {write(one['most'])}" if known else ""
-        sides = ", ".join(f"{name} {value:,.4g}" for name, value in one["sides"].items())
+        sides = ", ".join(f"{name} {_short(value)}" for name, value in one["sides"].items())
         verdict = ": ".join(filter(None, (one["verdict"], one["why"].partition("\n")[0])))
         middle = write(one["median"]) if known else ""
         cells = (one["name"], bar, middle, spread, f"{one['rounds']}, {one['dropped']}", sides, verdict)

@@ -148,9 +148,9 @@ class Bench:
     def _commands(self, side: Side, configuration: Path, run: Path) -> list[list[str]]:
         module = str(side.of["module"])
         if side.how in ("ours", "probed"):
-            probe = ["tests.bench.probe", module] if side.how == "probed" else [module]
+            first = "tests.bench.probe" if side.how == "probed" else "tests.bench.unsaved" if side.ends else ""
             start = [str(self.ours), "-m", "torch.distributed.run", f"--nproc-per-node={side.ranks // side.nodes}"]
-            ours = ["-m", *probe, "--config", str(configuration)]
+            ours = ["-m", *filter(None, [first]), module, "--config", str(configuration)]
             if side.nodes == 1:
                 return [[*start, "--standalone", *ours]]
             port = _free_port()
