@@ -94,7 +94,7 @@ def test_a_command_that_cannot_start(words: tuple[str, ...], message: str, hint:
         (["--resume", "torchrun 'train.py"], '--resume "torchrun \'train.py": No closing quotation'),
         (["--kill-at", "30"], "--kill-at 30: each run ends after 30 steps"),
         (["--out", "/proc/none/proof.json"], "--out /proc/none/proof.json: No such file or directory"),
-        (["--report", "train.py/proof.html"], "--report train.py/proof.html: File exists"),
+        (["--report", "train.py/proof.html"], "--report train.py/proof.html: Not a directory"),
         (["--set", "train.steps=3"], "a COMMAND takes --nodes and --nproc"),
         (["-n", "team-a"], "--namespace and --context name a cluster: --submit proves there"),
         (["--submit"], "--submit takes a CELL or -f FILE, and neither --workdir"),
@@ -102,10 +102,12 @@ def test_a_command_that_cannot_start(words: tuple[str, ...], message: str, hint:
     ],
 )
 def test_options_that_do_not_fit(options: list[str], message: str, place: Place) -> None:
+    """A refused command leaves nothing behind, also where its results would get a directory of their own."""
     place.write("pass")
-    done = place.prove(*options)
+    done = place.prove("--out", "made/for/proof.json", *options)
     assert done.returncode == 2
     assert message in done.stderr
+    assert not (place.directory / "made").exists()
 
 
 @pytest.mark.parametrize(

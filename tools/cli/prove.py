@@ -160,9 +160,9 @@ def _check_place(option: str, path: Path | None) -> None:
     """Raise UserError where a file could not be written after minutes of a proof."""
     if path is None:
         return
+    existing = next(one for one in path.absolute().parents if one.exists())  # its directory is made with the file
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path.parent).close()
+        tempfile.TemporaryFile(dir=existing).close()
     except OSError as problem:
         raise UserError(f"{option} {path}: {problem.strerror}") from None
 
