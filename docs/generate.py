@@ -539,7 +539,7 @@ def image_rules() -> str:
 
 
 def picture(root: Path) -> str:
-    """Return the picture of the three homes, which is drawn in docs/architecture.md."""
+    """Return the picture of where a cell runs, which is drawn in docs/architecture.md."""
     text = (root / DOCS / "architecture.md").read_text(encoding="utf-8")
     return next(fence[0] for fence in FENCE.finditer(text) if fence[0].startswith("```mermaid")) + "\n"
 
