@@ -17,6 +17,9 @@ from tools.simulator.torchrun import BadOptions
         ["python", "-m", "torch.distributed.launch", "--use_env", "--nnodes=3", "a.py"],
         ["bash", "-euc", "exec torchrun --nnodes=3 a.py"],
         ["/bin/sh", "-c", "torchrun --nno=$THREE a.py"],
+        ["torchrun", "--nnodes=3", "--", "a.py", "--run", "x"],
+        ["bash", "-c", "tail -f log & while true; do test -e /x && break; sleep 9; done; torchrun --nnodes=3 a.py"],
+        ["sh", "-c", "(while :; do nvidia-smi; sleep 9; done) & timeout 9 sleep infinity; torchrun --nnodes=3 a.py"],
     ],
 )
 def test_known_launchers(command: list[str]) -> None:
@@ -30,6 +33,10 @@ def test_known_launchers(command: list[str]) -> None:
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
+        (["torchrun", "a.py", "--run", "x"], "whether torchrun takes --run behind the program depends on the image's"),
+        (["bash", "-c", "if [ -e /x ]; then tail -f /dev/null; fi; torchrun a.py"], "only the pod knows: the script"),
+        (["bash", "-c", "while true; do sleep 60; done; torchrun a.py"], "no program in it trains (sleep)"),
+        (["bash", "-c", "sleep infinity; exec torchrun a.py"], "no program in it trains (sleep)"),
         (["./train"], "./train is neither torchrun nor python"),
         (["mpirun", "-np", "8", "python", "a.py"], "mpirun: MPI starts its ranks"),
         (["srun", "python", "a.py"], "srun: Slurm starts its ranks"),

@@ -14,7 +14,7 @@ from tools.simulator.expansion import MARK, Scope
 from tools.simulator.prefixes import AGENT, ENTRYPOINTS, PYTHON, TABLE, python_module
 from tools.simulator.script import Outcome
 from tools.simulator.shell import SHELLS
-from tools.simulator.shell_run import Started
+from tools.simulator.shell_run import ENDLESS, Started
 from tools.simulator.torchrun import Torchrun, UnknownOptions
 
 
@@ -193,14 +193,11 @@ def signalled(started: Started) -> tuple[bool | None, str]:
     return True, "it is process 1"
 
 
-_ENDLESS = (["sleep", "infinity"], ["tail", "-f"], ["tail", "-F"])
-
-
 def _lost(outcome: Outcome, follow: Callable[..., Outcome], index: int) -> str:
     """Return why the container ends with 0 although the launcher has failed, or an empty text."""
     started = outcome.programs[index]
     after = outcome.programs[index + 1 :]
-    if any(one.words[:2] in _ENDLESS for one in after):
+    if any(one.words[:2] in ENDLESS for one in after):
         return f"the script continues with `{' '.join(after[-1].words[:2])}`, and the pod never ends"
     if started.background and not started.waited:
         return "it runs in the background, and the script ends without waiting for it"

@@ -13,6 +13,7 @@ from tools.simulator.shell_builtins import Builtins
 from tools.simulator.shell_run import BACKGROUND, MAYBE, Break, Exit, Run
 
 _ENDS = ("exit", "return", "break", "continue")
+_CONSTANT = ("true", ":", "false", "[ 1 ]", "((1))", "[[ 1 ]]")
 MOST_TURNS = 8  # turns of a loop that are followed one by one
 Alternative = Callable[[], int | None]
 
@@ -167,6 +168,9 @@ class Flow(Builtins):
             except Break:
                 return 0
             self.run.undecided = True  # how it ends depends on the next turn
+            words = {word for command in shell.simple_commands(statements(command, "Do")) for word in command[:1]}
+            if beginning(*condition) in _CONSTANT and words.isdisjoint((*_ENDS, "exec", "kill")):
+                raise Exit(None)  # nothing behind it runs
             return None
 
     def _for(self, loop: Node, body: Alternative) -> int | None:

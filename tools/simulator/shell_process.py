@@ -11,7 +11,7 @@ from tools.simulator.expansion import MARK, Scope
 from tools.simulator.prefixes import Parent, behind_prefixes
 from tools.simulator.shell import SHELLS, Node, Unreadable, written
 from tools.simulator.shell_flow import Flow
-from tools.simulator.shell_run import BACKGROUND, DEEPEST, Exit, Return, Run, Started
+from tools.simulator.shell_run import BACKGROUND, DEEPEST, ENDLESS, Exit, Return, Run, Started
 
 _MORE = "it runs further commands"
 _FORKED = frozenset(("a pipe", "a subshell", BACKGROUND))
@@ -156,6 +156,8 @@ class Shell(Flow):
         if len(self.run.programs) - 1 == self.run.fails:
             self.run.undecided = False
             return 1
+        if words[:2] in ENDLESS and not background and not any(parent.name == "timeout" for parent in above):
+            raise Exit(None)  # nothing behind it runs
         return None
 
     def _shell(

@@ -9,6 +9,7 @@ MOST_STEPS = 5_000  # commands that are followed
 DEEPEST = 12  # shells, functions and sourced files inside each other
 MAYBE = -1  # the status of a test that only the pod decides; None is a program's, assumed to be 0
 BACKGROUND = "the command runs in the background"
+ENDLESS = (["sleep", "infinity"], ["sleep", "inf"], ["tail", "-f"], ["tail", "-F"])
 
 
 @dataclass

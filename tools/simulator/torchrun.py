@@ -8,6 +8,7 @@ installed torch. `hyperpodrun` has them too, and more (hyperpod_elastic_agent/ru
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -89,6 +90,7 @@ def parse(module: str, words: list[str], environment: Mapping[str, str], explain
     """
     own = {name: value for name, value in environment.items() if name.startswith("PET_")}
     parser = _parser(module, tuple(sorted(own.items())))
+    _judge_abbreviations(parser, words)
     parsed = parser.parse_args(words)
     if MARK.match(parsed.training_script) and "*" in parsed.training_script:
         raise UnknownOptions(f"the options in {explain(parsed.training_script)}")
@@ -105,6 +107,23 @@ def parse(module: str, words: list[str], environment: Mapping[str, str], explain
     flags = frozenset(name for name in FLAGS if getattr(parsed, name.replace("-", "_")))
     given = [MARK.sub("...", word) for word in words[: len(words) - behind]]
     return Torchrun(module, given, values, flags, unknown, HYPERPOD if module == HYPERPOD else "torchrun")
+
+
+def _judge_abbreviations(parser: _Parser, words: list[str]) -> None:
+    """Raise UnknownOptions for a program's option with which several of torchrun's begin.
+
+    Python's argparse refused it behind the program up to 3.12.6.
+    """
+    known = [text for name in (*OPTIONS, *FLAGS) for text in _strings(name)]
+    for at, word in enumerate(words[: words.index("--")] if "--" in words else words):
+        name = word.partition("=")[0]
+        if len(name) > 2 and name not in known and sum(one.startswith(name) for one in known) > 1:
+            with contextlib.suppress(BadOptions):
+                parser.parse_args(words[:at])
+                raise UnknownOptions(
+                    f"whether torchrun takes {name} behind the program depends on the image's Python: up to 3.12.6"
+                    " it is ambiguous, unless -- stands before the program"
+                )
 
 
 @functools.lru_cache(maxsize=8)  # most pods of a job have the same variables
