@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +44,27 @@ def test_two_ranks_change_nothing(alone: list[float], start: Callable, sharding:
     assert "FutureWarning" not in job.output.read_text()
     assert job.losses() == pytest.approx(alone, rel=1e-4)
     assert all(len(record["rank_step_s"]) == 2 for record in job.records())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("reshard", "gathers"), [("false", 1 + 1 + 1), ("true", 8 + 4 + 4)], ids=["kept", "freed"])
+def test_gathered_weights_are_kept_over_micro_batches(
+    alone: list[float], start: Callable, reshard: str, gathers: int
+) -> None:
+    """Of four micro batches only the first gathers two blocks and the rest.
+
+    In the control the first block is gathered in all eight passes. The last one and the rest stay for backward.
+    """
+    overrides = (
+        "parallel.sharding=fsdp", "parallel.micro_batch_size=1", f"parallel.reshard_after_forward={reshard}",
+        "train.steps=3", "checkpoint.every=50", "train.eval_every=50",
+    )  # fmt: skip
+    job = start("kept", nproc=2, overrides=overrides, module="tests.training.gathers")
+    assert job.wait() == 0, job.text()
+    steps = json.loads((job.run / "gathers.json").read_text())
+    assert [step["c10d._allgather_base_"] for step in steps] == [gathers] * 3
+    assert [step["c10d._reduce_scatter_base_"] for step in steps] == [3] * 3
+    assert job.losses() == pytest.approx(alone[:3], rel=1e-4)
 
 
 def test_bf16_computes_over_fp32_masters(alone: list[float], texts: Texts, data_root: Path, tmp_path: Path) -> None:

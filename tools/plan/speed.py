@@ -194,7 +194,7 @@ class _Clock:
         reduce = 2 * self._gather(layout.reduced * trained / layout.shard, copies, stride * layout.shard)
         early, late = gather, gather * (layout.gathers - 1)
         passes, last = layout.accumulation, layout.accumulation if layout.sync_each and layout.shard > 1 else 1
-        total = passes * self._exposed(early, forward)
+        total = (passes if layout.gathers > 1 else 1) * self._exposed(early, forward)
         total += last * self._exposed(late + scatter, backward)
         total += (passes - last) * self._exposed(late, backward)
         return total + self._exposed(reduce, backward)

@@ -32,8 +32,8 @@ from training.trainer.activations import keep_less
 from training.trainer.float8 import use_float8
 from training.trainer.tensor import split_products
 
-# With fewer parameters than this, gathered weights stay in memory between forward and backward, and whole
-# gradients between micro batches: one all-gather and one reduction per step. Larger models free both.
+# With fewer parameters than this, gathered weights stay in memory from a step's first forward pass to its last backward
+# pass, and whole gradients between micro batches: one all-gather and one reduction per step. Larger models free both.
 KEEP_GATHERED_BELOW = 4_000_000_000
 
 
@@ -46,6 +46,8 @@ class Parallel:
     ranks: Ranks
     reduces_each: bool = False
     """Whether every micro batch adds its gradients to the rank's shard, so that no whole gradients are kept."""
+    keeps_gathered: bool = False
+    """Whether gathered weights stay between a step's passes, and its micro batches."""
 
     @contextmanager
     def exchange(self, last: bool) -> Iterator[None]:
@@ -53,6 +55,7 @@ class Parallel:
         if isinstance(self.wrapped, FSDPModule):
             self.wrapped.set_requires_gradient_sync(last or self.reduces_each)
             self.wrapped.set_requires_all_reduce(last)  # between the replicas of hsdp
+            self.wrapped.set_reshard_after_backward(last or not self.keeps_gathered)
             yield
         elif isinstance(self.wrapped, DistributedDataParallel) and not last:
             with self.wrapped.no_sync():
@@ -105,15 +108,15 @@ def parallelise(task: Task, config: Config, device: Device, ranks: Ranks) -> Par
         for block in model.blocks():
             block.compile(fullgraph=True)
         model.compile_outside()
-    birthplace = device.birthplace
+    birthplace, keeps_gathered = device.birthplace, False
     if mesh is not None:
-        _shard(model, config, device, mesh)
+        keeps_gathered = _shard(model, config, device, mesh)
         birthplace = torch.device("cpu") if config.parallel.offload == "cpu" else birthplace
     task.initialise(model, config, birthplace, ranks)
     device.settle(model)
     if mesh is not None:
         _settle_buffers(model, device)
-        return Parallel(model, model, ranks, parameters(config.model) >= KEEP_GATHERED_BELOW)
+        return Parallel(model, model, ranks, parameters(config.model) >= KEEP_GATHERED_BELOW, keeps_gathered)
     if ranks.world_size == 1 or not device.wraps:
         return Parallel(model, model, ranks)
     wrapped = DistributedDataParallel(
@@ -126,8 +129,11 @@ def parallelise(task: Task, config: Config, device: Device, ranks: Ranks) -> Par
     return Parallel(wrapped, model, ranks)
 
 
-def _shard(model: Trainable, config: Config, device: Device, mesh: DeviceMesh) -> None:
-    """Split blocks and the rest by FSDP2: the rest and the last block, needed first in the backward pass, stay."""
+def _shard(model: Trainable, config: Config, device: Device, mesh: DeviceMesh) -> bool:
+    """Split blocks and the rest by FSDP2, and return whether all gathered weights stay after a forward pass.
+
+    The rest and the last block, which the backward pass needs first, always do.
+    """
     wanted, blocks = config.parallel, model.blocks()
     half = torch.bfloat16 if device.precision == "bf16" else None
     reduced = torch.bfloat16 if wanted.reduce_precision == "bf16" else torch.float32
@@ -150,6 +156,7 @@ def _shard(model: Trainable, config: Config, device: Device, mesh: DeviceMesh) -
         assert isinstance(later, FSDPModule)
         earlier.set_modules_to_forward_prefetch([later])
         later.set_modules_to_backward_prefetch([earlier])
+    return reshard is False
 
 
 def _mesh(config: Config, device: Device, ranks: Ranks) -> DeviceMesh:
