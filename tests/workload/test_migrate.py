@@ -108,17 +108,103 @@ def test_restart_policy_exit_code_keeps_its_meaning() -> None:
     made = migrated(job(policy="ExitCode"))
     runtime = next(one for one in made.manifests.objects if one["kind"] == "TrainingRuntime")
     batch = made.job.backoff
-    assert batch["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == list(range(1, 128))
+    lost, permanent = batch["podFailurePolicy"]["rules"]
+    assert lost == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    assert permanent["onExitCodes"]["values"] == list(range(1, 128))
     assert batch["template"]["spec"]["restartPolicy"] == "Never"
     assert runtime["spec"]["template"]["spec"]["failurePolicy"]["rules"][0]["action"] == "FailJobSet"
 
 
-def test_selectors_of_the_file_find_the_new_pods() -> None:
-    labels = {"matchLabels": {"training.kubeflow.org/job-name": "mnist"}}
-    policy = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "mnist"}}
-    made = migrated(job(), {**policy, "spec": {"podSelector": labels}})
-    found = next(one for one in made.manifests.objects if one["kind"] == "NetworkPolicy")["spec"]["podSelector"]
-    assert found["matchLabels"].items() <= made.job.pods()[0].labels.items()
+def test_the_first_failed_pod_ends_a_job_with_restart_policy_never() -> None:
+    made = migrated(job(policy="Never"))
+    assert made.job.backoff["backoffLimit"] == 0
+    assert any("backoffLimit is 0 instead of 3" in text for text in made.said), made.said
+
+
+NAME, LABELS = "training.kubeflow.org/job-name", "training.kubeflow.org/"
+
+
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [
+        ({f"{LABELS}job-name": "mnist"}, [0, 1, 2]),
+        ({f"{LABELS}job-name": "mnist", f"{LABELS}job-role": "master"}, [0]),
+        ({f"{LABELS}replica-type": "master"}, [0]),
+        ({f"{LABELS}job-name": "other"}, []),
+        ({f"{LABELS}replica-type": "worker"}, []),
+    ],
+)
+def test_selectors_of_the_file_find_the_new_pods(labels: dict[str, str], found: list[int]) -> None:
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}, "spec": {"selector": labels}}
+    made = migrated(job(), service)
+    selector = made.manifests.of_kind("Service")[0]["spec"]["selector"]
+    assert [pod.index for pod in made.job.pods() if selector.items() <= pod.labels.items()] == found
+    assert bool(found) != any("Service a names training.kubeflow.org/" in text for text in made.said), made.said
+
+
+def test_what_reads_the_operators_labels_in_a_pod_reads_the_new_ones() -> None:
+    item = job(elastic=ELASTIC, container={"command": ["torchrun", "a.py"]})
+    spec = item["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    term = {"labelSelector": {"matchExpressions": [{"key": NAME, "operator": "In", "values": ["mnist"]}]}}
+    spec["topologySpreadConstraints"] = [
+        {**term, "topologyKey": "a", "whenUnsatisfiable": "b", "matchLabelKeys": [NAME]}
+    ]
+    files = [
+        {"path": key, "fieldRef": {"fieldPath": f"metadata.labels['{LABELS}{key}']"}}
+        for key in ("job-name", "replica-index")
+    ]
+    spec["volumes"] = [{"name": "pod", "downwardAPI": {"items": files}}]
+    made = migrated(item)
+    (pod, *_), new = made.job.pods(), "jobset.sigs.k8s.io/jobset-name"
+    (spread,) = pod.spec["topologySpreadConstraints"]
+    assert spread["labelSelector"]["matchExpressions"][0]["key"] == new == spread["matchLabelKeys"][0]
+    paths = [one["fieldRef"]["fieldPath"] for one in pod.spec["volumes"][0]["downwardAPI"]["items"]]
+    assert paths == [f"metadata.labels['{new}']", "metadata.annotations['batch.kubernetes.io/job-completion-index']"]
+    assert not any("names training" in text for text in made.said), made.said
+
+
+def test_sidecars_keep_their_variables_and_references_their_container() -> None:
+    item = job()
+    field = {"resourceFieldRef": {"containerName": "pytorch", "resource": "limits.memory"}}
+    for replica in item["spec"]["pytorchReplicaSpecs"].values():
+        template = replica["template"]
+        template["metadata"] = {"annotations": {"kubectl.kubernetes.io/default-container": "pytorch"}}
+        template["spec"]["containers"][0]["env"] = [{"name": "MEMORY", "valueFrom": field}]
+        template["spec"]["containers"].append({"name": "log", "image": "log:1"})
+    pod = migrated(item).job.pods()[2]
+    train, sidecar = pod.spec["containers"]
+    assert pod.annotations["kubectl.kubernetes.io/default-container"] == "node"
+    assert train["env"][0]["valueFrom"]["resourceFieldRef"]["containerName"] == "node"
+    values = {one["name"]: one.get("value") or one["valueFrom"]["fieldRef"]["fieldPath"] for one in sidecar["env"]}
+    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    expected = {"RANK": index, "PET_NODE_RANK": index, "MASTER_ADDR": "mnist-node-0-0.mnist", "PET_NNODES": "3"}
+    assert expected.items() <= values.items()
+
+
+def test_a_field_without_a_place_is_named() -> None:
+    elastic = {**ELASTIC, "metrics": [{"type": "Resource"}]}
+    item = job(elastic=elastic, run={"retries": 3}, container={"command": ["torchrun", "a.py"]})
+    item["spec"]["pytorchReplicaSpecs"]["Worker"]["nodeSelector"] = {"a": "b"}
+    notes = {"team": "nlp", "kubectl.kubernetes.io/last-applied-configuration": "{}"}
+    item |= {"status": {"conditions": []}}
+    item["metadata"] |= {"generateName": "mnist-", "finalizers": ["a/b"], "annotations": notes}
+    made = migrated(item)
+    (said,) = (text for text in made.said if text.startswith("left out"))
+    assert said.split(": ")[1].split(", ") == [
+        "status",
+        "metadata.generateName",
+        "metadata.finalizers",
+        "spec.runPolicy.retries",
+        "spec.elasticPolicy.metrics",
+        "spec.pytorchReplicaSpecs.Worker.nodeSelector",
+        "metadata.annotations[kubectl.kubernetes.io/last-applied-configuration]",
+    ]
+    assert made.job.item["metadata"]["annotations"] == {"team": "nlp"}
+    assert not any(text.startswith("left out") for text in migrated(job()).said)
+
+
+def test_a_job_that_names_the_operator_as_its_manager_is_migrated() -> None:
+    assert migrated(job(run={"managedBy": "kubeflow.org/training-operator"})).job.name == "mnist"
 
 
 @pytest.mark.parametrize(
@@ -128,6 +214,8 @@ def test_selectors_of_the_file_find_the_new_pods() -> None:
         ({"cleanPodPolicy": "None"}, ELASTIC, "cleanPodPolicy is left out"),
         ({"schedulingPolicy": {"queue": "x"}}, ELASTIC, "schedulingPolicy is left out"),
         ({"backoffLimit": None}, ELASTIC, "there was no backoffLimit"),
+        ({}, ELASTIC, "counts for backoffLimit now"),
+        ({}, ELASTIC, "the PyTorchJob when one Worker has"),
         ({}, {**ELASTIC, "maxReplicas": 4}, "elasticPolicy 2 to 4 becomes 2 nodes"),
         ({}, ELASTIC, "the world has 2 ranks instead of as many as torchrun counts"),
     ],
@@ -142,8 +230,8 @@ def broken(what: str) -> Object:
     worker = item["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     if what == "Worker":
         worker["containers"][0]["command"] = ["python3", "worker.py"]
-    elif what == "label":
-        field = {"fieldRef": {"fieldPath": "metadata.labels['training.kubeflow.org/replica-type']"}}
+    elif what in ("replica-type", "replica-index"):
+        field = {"fieldRef": {"fieldPath": f"metadata.labels['training.kubeflow.org/{what}']"}}
         for replica in item["spec"]["pytorchReplicaSpecs"].values():
             replica["template"]["spec"]["containers"][0]["env"] = [{"name": "TYPE", "valueFrom": field}]
     elif what == "apart":
@@ -165,11 +253,12 @@ def broken(what: str) -> Object:
     ("what", "reason"),
     [
         ("Worker", r"Master and Worker differ in template\.spec\.containers\[0\]\.command\[1\]"),
-        ("label", "TYPE reads the label training.kubeflow.org/replica-type"),
+        ("replica-type", r"containers\[0\]\.env\[0\]\S* reads the label training.kubeflow.org/replica-type"),
+        ("replica-index", r"containers\[0\]\.env\[0\]\S* reads the label training.kubeflow.org/replica-index"),
         ("apart", "it is not one world today"),
         ("refused", "it is refused as it is"),
         ("long", "the TrainJob would be refused"),
-        ("managed", "managedBy"),
+        ("managed", "kueue.x-k8s.io/multikueue makes the job's pods in another cluster"),
         ("node", "a second container has the name node"),
     ],
 )
@@ -184,6 +273,13 @@ def test_a_job_of_another_kind_is_bad_input() -> None:
     with pytest.raises(UserError, match="TrainJob/mnist is not a PyTorchJob") as caught:
         migrate(made.manifests)
     assert caught.value.code == 2
+
+
+def test_a_kind_that_is_not_modelled_is_named() -> None:
+    spec = {"mpiReplicaSpecs": {"Worker": {"template": {"spec": {"containers": [{"name": "m", "image": "m:1"}]}}}}}
+    item = {"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": {"name": "m"}, "spec": spec}
+    with pytest.raises(UserError, match=r"no job that trains; MPIJob \(kubeflow.org/v2beta1\) is not a kind"):
+        migrated(item)
 
 
 def test_every_cell_could_be_migrated() -> None:

@@ -8,28 +8,31 @@ import copy
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tools.cells.renaming import write_hosts
 from tools.core import UserError, output, tables
-from tools.core.nested import mappings
+from tools.core.nested import mappings, walk
 from tools.kube import Manifests, Object, quantity
-from tools.kube.json_patch import difference
+from tools.kube.json_patch import difference, value_at
 from tools.simulator import wiring
-from tools.workload import ControllerFault, Pod, Workload, kinds
+from tools.workload import ControllerFault, Pod, PodsUnknown, Workload, kinds
 from tools.workload.indexed_job import INDEX
 from tools.workload.jobset import JobSet
-from tools.workload.operator_admission import DEFAULT_CONTAINER
+from tools.workload.operator_admission import DEFAULT_CONTAINER, MASTER
 from tools.workload.operator_pods import DEFAULT_PORT_NAME, LABEL
+from tools.workload.pod import DEFAULT_CONTAINER_NOTE
 from tools.workload.pytorchjob import PyTorchJob
 from tools.workload.trainjob import ANCESTOR, GROUP, NODE, RESERVED, TRAINER, TrainJob
 
 INDEX_PATH = f"metadata.annotations['{INDEX}']"
-# Fields of pods, in variables: the operator's label, and what a TrainJob's pod has instead.
-FIELDS = {"job-name": f"metadata.labels['{JobSet.job_label}']", "replica-index": INDEX_PATH}
-KEPT = ("name", "namespace", "labels", "annotations")  # of metadata
+LABEL_FIELD = re.compile(rf"metadata\.labels\['({re.escape(LABEL)}[\w-]+)'\]")
+JOB_NAME, REPLICA_INDEX = f"{LABEL}job-name", f"{LABEL}replica-index"
+TEXTS: dict[str, Any] = tables.load("new/texts.yaml")["migrate"]
 PERMANENT = list(range(1, 128))  # the exit codes that restartPolicy ExitCode does not retry
 DEFAULT_BACKOFF = 6  # of a Job
-TAKEN = ("backoffLimit", "activeDeadlineSeconds", "suspend")  # of runPolicy
+TAKEN = ("activeDeadlineSeconds", "suspend")  # of runPolicy
+APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # the PyTorchJob once more
 
 
 @dataclass(frozen=True)
@@ -50,31 +53,27 @@ def migrate(manifests: Manifests) -> Migrated:
     today = _check(job)
     try:
         before = job.pods()
-    except ControllerFault as problem:
+    except (ControllerFault, PodsUnknown) as problem:
         raise _cannot(job, str(problem)) from None
     template = _template(job)
-    said = list(_remarks(job))
+    said = list(_remarks(job, template))
     spec = template["spec"]
     main = next(one for one in spec["containers"] if one.get("name") == DEFAULT_CONTAINER)
-    main["name"] = NODE
+    _name_node(template)
     hosts = {pod.name: f"{job.name}-{NODE}-0-{rank}.{job.name}" for rank, pod in enumerate(before)}
-    given = list(_variables(job, before, hosts, len(main.get("env") or [])))
+    given = list(_variables(job, before, hosts, main.get("env") or []))
     processes = _processes(before[0], main)
-    policy = job.roles[0].restart_policy
-    made: Object = {"backoffLimit": job.backoff.get("backoffLimit", DEFAULT_BACKOFF), "template": template}
-    spec["restartPolicy"] = {"Never": "Never", "ExitCode": "Never"}.get(policy, "OnFailure")
-    failure: Object = {"maxRestarts": 0}
-    if policy == "ExitCode":
-        codes = {"containerName": NODE, "operator": "In", "values": PERMANENT}
-        made["podFailurePolicy"] = {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
-        rule = {"name": "permanent", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
-        failure["rules"] = [rule]
-    runtime, train = _objects(job, made, failure)
-    train["spec"]["trainer"] = {"numNodes": len(before), **processes, "env": given}
-    objects = [copy.deepcopy(one) for one in manifests.objects if one is not job.item]
-    objects = [*objects, runtime, train]
+    runtime, train = _objects(job, template)
+    own = [one for one in given if one["name"] not in RESERVED]
+    train["spec"]["trainer"] = {"numNodes": len(before), **processes, "env": own}
+    for sidecar in spec["containers"]:
+        if sidecar is not main:
+            sidecar["env"] = [*(sidecar.get("env") or []), *copy.deepcopy(given)]
+    objects = [*(copy.deepcopy(one) for one in manifests.objects if one is not job.item), runtime, train]
     write_hosts(objects, hosts, {})
-    said += _relabelled(objects, job)
+    names, labels = _label_names(job), _labels(job)
+    objects = [_relabelled(one, names, labels) for one in objects]
+    said += _left_behind(objects, job)
     migrated = Migrated(Manifests(manifests.source, objects), said)
     if migrated.job.refused:
         raise _cannot(job, f"the TrainJob would be refused: {migrated.job.refused[0]}")
@@ -107,27 +106,27 @@ def _check(job: Workload) -> wiring.Analysis:
     verdict = today.verdict
     if verdict.state.exit_code == 1:
         raise _cannot(job, f"it is not one world today: {verdict.summary}", verdict.remedy)
-    if job.section("runPolicy").get("managedBy"):
-        raise _cannot(job, "spec.runPolicy.managedBy: another cluster makes its pods")
     return today
 
 
 def _template(job: Workload) -> Object:
     """Return the one pod template of all roles. Raises UserError where they differ."""
     first, *others = job.roles
-    template = _without_port(first.template)
     for role in others:
-        edit = next(difference(template, _without_port(role.template)), None)
+        edit = next(difference(_without_port(first.template), _without_port(role.template)), None)
         if edit or role.restart_policy != first.restart_policy:
             keys = edit.keys if edit else ()
             where = "template" + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
             where = where if edit else "restartPolicy"
             raise _cannot(job, f"{first.name} and {role.name} differ in {where}, and all nodes of a TrainJob are equal")
+    template = copy.deepcopy(first.template)
     for container in [*(template["spec"].get("initContainers") or []), *template["spec"]["containers"]]:
         if container.get("name") == NODE:
             raise _cannot(job, f"a second container has the name {NODE}, which Trainer gives the one that trains")
-        for entry in container.get("env") or []:
-            _move_field(job, entry)
+    for path, value in walk(template, "template"):
+        found = LABEL_FIELD.fullmatch(value) if isinstance(value, str) else None
+        if found and found[1] not in _label_names(job):
+            raise _cannot(job, f"{path} reads the label {found[1]}, which its pods lack")
     return template
 
 
@@ -140,31 +139,29 @@ def _without_port(template: Object) -> Object:
     return made
 
 
-def _move_field(job: Workload, entry: Object) -> None:
-    """Let a variable read the label that a TrainJob's pod has in place of the operator's."""
-    field = (entry.get("valueFrom") or {}).get("fieldRef") or {}
-    found = re.fullmatch(rf"metadata\.labels\['{re.escape(LABEL)}([\w-]+)'\]", str(field.get("fieldPath")))
-    if found is None:
-        return
-    if found[1] not in FIELDS:
-        raise _cannot(job, f"the variable {entry['name']} reads the label {LABEL}{found[1]}, which its pods lack")
-    field["fieldPath"] = FIELDS[found[1]]
+def _name_node(template: Object) -> None:
+    """Give the container that trains the name that Trainer fills, also where the template refers to it."""
+    for _, part in list(mappings(template)):
+        for key in ("containerName", DEFAULT_CONTAINER_NOTE):
+            if part.get(key) == DEFAULT_CONTAINER:
+                part[key] = NODE
+    for container in template["spec"]["containers"]:
+        if container.get("name") == DEFAULT_CONTAINER:
+            container["name"] = NODE
 
 
-def _variables(job: Workload, pods: Sequence[Pod], hosts: dict[str, str], own: int) -> Iterator[Object]:
-    """Yield the operator's variables, which follow `own` others: addresses with new names, ranks by index."""
-    given = [{one["name"]: one.get("value") for one in pod.container["env"][own:]} for pod in pods]
+def _variables(job: Workload, pods: Sequence[Pod], hosts: dict[str, str], own: list[Object]) -> Iterator[Object]:
+    """Yield the operator's variables, which follow the job's `own`: addresses with new names, ranks by index."""
+    given = [{one["name"]: one.get("value") for one in pod.container["env"][len(own) :]} for pod in pods]
     for name in given[0]:
         values = [str(each.get(name)) for each in given]
-        if name in RESERVED:
-            continue
         if len(set(values)) == 1:
             yield {"name": name, "value": _moved(values[0], hosts)}
         elif values == [str(rank) for rank in range(len(pods))]:
             yield {"name": name, "valueFrom": {"fieldRef": {"fieldPath": INDEX_PATH}}}
         else:
             raise _cannot(job, f"the operator gives each pod another {name}: {', '.join(values[:3])}")
-    if "PET_RDZV_ENDPOINT" in given[0] and "PET_RDZV_ID" not in given[0]:
+    if "PET_RDZV_ENDPOINT" in given[0] and "PET_RDZV_ID" not in {*given[0], *(one.get("name") for one in own)}:
         yield {"name": "PET_RDZV_ID", "value": job.name}
 
 
@@ -185,10 +182,14 @@ def _processes(pod: Pod, container: Object) -> Object:
     return {} if gpus else {"numProcPerNode": 1}
 
 
-def _objects(job: Workload, batch: Object, failure: Object) -> tuple[Object, Object]:
+def _objects(job: Workload, template: Object) -> tuple[Object, Object]:
     """Return the runtime and the TrainJob, without its trainer."""
-    metadata = {key: copy.deepcopy(value) for key, value in job.item["metadata"].items() if key in KEPT}
+    kept = TEXTS["read"]["metadata"]
+    metadata = {key: copy.deepcopy(value) for key, value in job.item["metadata"].items() if key in kept}
+    if APPLIED in (metadata.get("annotations") or {}):
+        del metadata["annotations"][APPLIED]
     policy = job.section("runPolicy")
+    batch, failure = _retries(job, template)
     replicated = {"name": NODE, "template": {"metadata": {"labels": {ANCESTOR: TRAINER}}, "spec": batch}}
     place = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
     runtime: Object = {
@@ -201,7 +202,7 @@ def _objects(job: Workload, batch: Object, failure: Object) -> tuple[Object, Obj
         },
     }
     reference = {"apiGroup": GROUP, "kind": "TrainingRuntime", "name": job.name}
-    spec = {key: policy[key] for key in TAKEN[1:] if policy.get(key) is not None}
+    spec = {key: policy[key] for key in TAKEN if policy.get(key) is not None}
     return runtime, {
         "apiVersion": TrainJob.api,
         "kind": TrainJob.kind,
@@ -210,26 +211,101 @@ def _objects(job: Workload, batch: Object, failure: Object) -> tuple[Object, Obj
     }
 
 
-def _remarks(job: Workload) -> Iterator[str]:
-    """Yield what the TrainJob does differently."""
-    texts: dict[str, str] = tables.load("new/texts.yaml")["migrate"]
-    policy, elastic = job.section("runPolicy"), job.section("elasticPolicy")
-    yield from (texts[key] for key in texts if policy.get(key) is not None)
-    if policy.get("backoffLimit") is None:
-        yield texts["no limit"]
+def _retries(job: Workload, template: Object) -> tuple[Object, Object]:
+    """Return the spec of the Job and the JobSet's failurePolicy, by the restartPolicy of the PyTorchJob."""
+    policy = job.roles[0].restart_policy
+    limit = job.backoff.get("backoffLimit")
+    batch: Object = {"backoffLimit": DEFAULT_BACKOFF if limit is None else limit, "template": template}
+    template["spec"]["restartPolicy"] = "Never" if policy in ("Never", "ExitCode") else "OnFailure"
+    if template["spec"]["restartPolicy"] == "Never":
+        lost: Object = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+        batch["podFailurePolicy"] = {"rules": [lost]}
+    if policy == "Never":
+        batch["backoffLimit"] = 0  # the operator does not start a failed pod of such a job again
+    if policy != "ExitCode":
+        return batch, {"maxRestarts": 0}
+    codes = {"containerName": NODE, "operator": "In", "values": PERMANENT}
+    batch["podFailurePolicy"]["rules"].append({"action": "FailJob", "onExitCodes": codes})
+    rule = {"name": "permanent", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    return batch, {"maxRestarts": 0, "rules": [rule]}
+
+
+def _remarks(job: Workload, template: Object) -> Iterator[str]:
+    """Yield what the TrainJob does differently, and the fields that it does not have."""
+    policy, elastic, restarts = job.section("runPolicy"), job.section("elasticPolicy"), job.roles[0].restart_policy
+    yield from (text for key, text in TEXTS["policy"].items() if policy.get(key) is not None)
+    yield from TEXTS["restart"].get(restarts, ())
+    if restarts == "Never" and policy.get("backoffLimit"):
+        yield TEXTS["never"].format(limit=policy["backoffLimit"])
+    if restarts != "Never" and policy.get("backoffLimit") is None:
+        yield TEXTS["no limit"]
     least, most = elastic.get("minReplicas"), elastic.get("maxReplicas")
     if least != most:
-        yield texts["elastic"].format(least=least, most=most, nodes=job.replicas)
+        yield TEXTS["elastic"].format(least=least, most=most, nodes=job.replicas)
+    if job.replicas > 1 and (elastic or any(role.name == MASTER for role in job.roles)):
+        yield TEXTS["success"].format(first="one Worker has" if elastic else "the Master has")
+    for path, value in walk(template):
+        if path.endswith(".fieldPath") and value == "metadata.name":
+            yield TEXTS["pod name"].format(path=path)
+    left = list(_left_out(job))
+    if left:
+        yield TEXTS["left out"].format(paths=", ".join(left))
 
 
-def _relabelled(objects: list[Object], job: Workload) -> Iterator[str]:
-    """Let selectors of other objects find the TrainJob's pods; yield those that cannot."""
-    old = f"{LABEL}job-name"
+def _left_out(job: Workload) -> Iterator[str]:
+    """Yield the paths of the fields outside the pods that are not read."""
+    places = dict(TEXTS["read"])
+    each = places.pop("replica")
+    places |= {f"spec.pytorchReplicaSpecs.{role.name}": each for role in job.roles}
+    for path, fields in places.items():
+        part = value_at(job.item, tuple(filter(None, path.split("."))))
+        yield from (f"{path}.{key}".lstrip(".") for key in part or {} if key not in fields and part[key] is not None)
+    if APPLIED in (job.item["metadata"].get("annotations") or {}):
+        yield f"metadata.annotations[{APPLIED}]"
+
+
+def _labels(job: Workload) -> dict[tuple[str, str], tuple[str, str]]:
+    """Return the operator's labels with their values, each with what a TrainJob's pod has instead."""
+    labels = {(JOB_NAME, job.name): (JobSet.job_label, job.name), (f"{LABEL}job-role", "master"): (INDEX, "0")}
+    if any(role.name == MASTER for role in job.roles):
+        labels[f"{LABEL}replica-type", "master"] = (INDEX, "0")
+    if len(job.roles) == 1:
+        labels[f"{LABEL}replica-type", job.roles[0].name.lower()] = (JobSet.role_label, NODE)
+        labels |= {(REPLICA_INDEX, str(at)): (INDEX, str(at)) for at in range(job.replicas)}
+    return labels
+
+
+def _label_names(job: Workload) -> dict[str, str]:
+    """Return the operator's labels that have the same values under another name."""
+    return {JOB_NAME: JobSet.job_label} | ({REPLICA_INDEX: INDEX} if len(job.roles) == 1 else {})
+
+
+def _relabelled(value: Any, names: dict[str, str], labels: dict[tuple[str, str], tuple[str, str]]) -> Any:
+    """Return plain data that names a label of the TrainJob's pods for each label of the operator."""
+    if isinstance(value, list):
+        return [names.get(one, one) if isinstance(one, str) else _relabelled(one, names, labels) for one in value]
+    if isinstance(value, str):
+        found = LABEL_FIELD.fullmatch(value)
+        new = names.get(found[1]) if found else None
+        return INDEX_PATH if new == INDEX else f"metadata.labels['{new}']" if new else value
+    if not isinstance(value, dict):
+        return value
+    made = {}
+    for key, inner in value.items():
+        pair = (key, inner) if isinstance(inner, str) else ("", "")
+        name, new = labels.get(pair) or (key, _relabelled(inner, names, labels))
+        made[name] = new
+    key, selected = made.get("key"), made.get("values") or []
+    if "operator" in made and key in names and (not selected or any((key, one) in labels for one in selected)):
+        made["key"] = names[key]
+    return made
+
+
+def _left_behind(objects: list[Object], job: Workload) -> Iterator[str]:
+    """Yield what still names a label or a pod of the PyTorchJob."""
+    old = re.compile(rf"{re.escape(LABEL)}[\w-]+|(?<![\w-]){re.escape(job.name)}-(?:master|worker)(?![a-z])")
     for item in objects:
-        for _, labels in list(mappings(item)):
-            if labels.get(old) == job.name:
-                labels[JobSet.job_label] = labels.pop(old)
-            left = [key for key in labels if str(key).startswith(LABEL)]
-            if left:
-                named = f"{item.get('kind')} {item['metadata']['name']}"
-                yield f"{named} names {left[0]}, which the pods of a TrainJob lack"
+        for path, value in walk(item):
+            texts = [text for text in (value if isinstance(value, dict) else [value]) if isinstance(text, str)]
+            for one in filter(None, map(old.search, texts)):
+                yield f"{item.get('kind')} {item['metadata']['name']} names {one[0]} in {path}, which a TrainJob lacks"

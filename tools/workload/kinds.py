@@ -70,12 +70,14 @@ def among(parts: list[Part], source: str, version: str = "") -> Found:
 
 def job_of(manifests: Manifests) -> Workload:
     """Return the only training of the manifests; UserError if there is none or more than one."""
-    found = [one for one in find(manifests).workloads if one.trains]
+    held = find(manifests)
+    found = [one for one in held.workloads if one.trains]
     if len(found) == 1:
         return found[0]
     names = ", ".join(one.title for one in found)
-    held = f"contains {len(found)} jobs, one is needed: {names}" if found else "contains no job that trains"
-    raise UserError(f"{manifests.source}: {held}")
+    unknown = "".join(f"; {one.reason}" for one in held.unknown[:1])
+    text = f"contains {len(found)} jobs, one is needed: {names}" if found else f"contains no job that trains{unknown}"
+    raise UserError(f"{manifests.source}: {text}")
 
 
 def of(item: Object, manifests: Manifests | None = None, version: str = "") -> Workload | None:
