@@ -170,14 +170,23 @@ def test_sidecars_keep_their_variables_and_references_their_container() -> None:
         template = replica["template"]
         template["metadata"] = {"annotations": {"kubectl.kubernetes.io/default-container": "pytorch"}}
         template["spec"]["containers"][0]["env"] = [{"name": "MEMORY", "valueFrom": field}]
-        template["spec"]["containers"].append({"name": "log", "image": "log:1"})
+        own = [{"name": "RANK", "value": "9"}, {"name": "A", "value": "1"}, {"name": "A", "value": "2"}]
+        template["spec"]["containers"].append({"name": "log", "image": "log:1", "env": own})
     pod = migrated(item).job.pods()[2]
     train, sidecar = pod.spec["containers"]
+    names = [one["name"] for one in sidecar["env"]]
+    assert len(names) == len(set(names)), "the API server refuses a runtime with a variable twice"
     assert pod.annotations["kubectl.kubernetes.io/default-container"] == "node"
     assert train["env"][0]["valueFrom"]["resourceFieldRef"]["containerName"] == "node"
     values = {one["name"]: one.get("value") or one["valueFrom"]["fieldRef"]["fieldPath"] for one in sidecar["env"]}
     index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    expected = {"RANK": index, "PET_NODE_RANK": index, "MASTER_ADDR": "mnist-node-0-0.mnist", "PET_NNODES": "3"}
+    expected = {
+        "RANK": index,
+        "PET_NODE_RANK": index,
+        "MASTER_ADDR": "mnist-node-0-0.mnist",
+        "PET_NNODES": "3",
+        "A": "2",
+    }
     assert expected.items() <= values.items()
 
 

@@ -66,9 +66,10 @@ def migrate(manifests: Manifests) -> Migrated:
     runtime, train = _objects(job, template)
     own = [one for one in given if one["name"] not in RESERVED]
     train["spec"]["trainer"] = {"numNodes": len(before), **processes, "env": own}
-    for sidecar in spec["containers"]:
-        if sidecar is not main:
-            sidecar["env"] = [*(sidecar.get("env") or []), *copy.deepcopy(given)]
+    for container in spec["containers"]:
+        added = [] if container is main else copy.deepcopy(given)
+        entries = {one["name"]: one for one in [*(container.get("env") or []), *added]}  # the last of a name counts
+        container |= {"env": list(entries.values())} if entries else {}
     objects = [*(copy.deepcopy(one) for one in manifests.objects if one is not job.item), runtime, train]
     write_hosts(objects, hosts, {})
     names, labels = _label_names(job), _labels(job)
