@@ -31,11 +31,11 @@ def check(name: str) -> Verdict:
         done = command_line.captured([path, *row["version"]], seconds=SECONDS, largest=LARGEST)
         text = (done.stdout + done.stderr).decode(errors="replace")
     except (OSError, subprocess.TimeoutExpired, command_line.TooLarge) as problem:
-        return Verdict(State.CANNOT_TELL, f"{name} does not tell its version", [path, str(problem)], None, facts)
+        return Verdict(State.CANNOT_TELL, f"{name} does not print its version", [path, str(problem)], None, facts)
     found = re.search(row["pattern"], text)
     if found is None:
         said = next((line for line in text.splitlines() if line.strip()), "it prints nothing")
-        return Verdict(State.CANNOT_TELL, f"{name} does not tell its version", [path, said], None, facts)
+        return Verdict(State.CANNOT_TELL, f"{name} does not print its version", [path, said], None, facts)
     facts["version"] = found[1]
     if Version(found[1]) < Version(row["least"]):
         summary = f"{name} {found[1]} is older than {row['least']}"
