@@ -52,7 +52,7 @@ def judge(found: list[int]) -> Finding:
         return unknown("isolation", "no port answered, not even the one that the policies open")
     if found == [OPEN]:
         return good("isolation", "NetworkPolicies are enforced: of three ports, the open one answered")
-    sides = {NO_INGRESS: "that lets nobody in", NO_EGRESS: "that the other pod may not reach"}
+    sides = {NO_INGRESS: "that admits no pod", NO_EGRESS: "that the other pod may not reach"}
     lines = [f"a port {sides[port]} answered" for port in found if port in sides]
     remedy = "enable it in the network plugin (vpc-cni: enableNetworkPolicy), or install one that enforces them"
     return bad("isolation", "NetworkPolicies are not enforced: every pod reaches every job", remedy, *lines)

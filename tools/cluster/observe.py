@@ -100,7 +100,7 @@ def observe(kubectl: Kubectl, spec: Spec, team: str | None, known: Mapping[str, 
     """
     found = Found()
     if not known:
-        found.put("ADOPTED", "true")  # somebody else made it
+        found.put("ADOPTED", "true")  # trainyard did not create it
         for name in ("CLUSTER_NAME", "AWS_REGION"):
             found.put(name, spec.get(name))
     minor = context.version(kubectl)

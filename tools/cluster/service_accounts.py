@@ -65,7 +65,7 @@ def of(spec: Spec, place: Place, with_runs: bool = False) -> list[ServiceAccount
         policy = policies.fsx_driver(place, spec.namespace, dynamic)
         found.append(ServiceAccount(*FSX_ACCOUNT, "creates and mounts FSx file systems", policy))
     for one in found:
-        if not NAME.fullmatch(one.name):  # those of runs/ are whatever somebody wrote into a file
+        if not NAME.fullmatch(one.name):  # the names in runs/ are whatever a file says
             hint = "use a-z, 0-9, - and dots; IAM treats * and ? as patterns and ${...} as a variable"
             raise UserError(f"{repo.shown(spec.directory)}: {one.name!r} is not the name of a service account", hint)
         if policies.size(one.policy) > policies.MOST_CHARACTERS:

@@ -55,7 +55,7 @@ def text_at(root: Path, revision: str, path: str) -> str | None:
 def added(root: Path, folder: str) -> dict[str, str]:
     """Return the commit that first added each file ever below `folder`, by the file's path.
 
-    Searched are HEAD and the branches it may have been pushed to, so that an amended commit is still found:
+    It searches HEAD and the branches that HEAD may have been pushed to, so that an amended commit is still found:
     the upstream branch, the branch of the same name at origin, and origin's default branch.
     """
     name = _git(root, "symbolic-ref", "--short", "--quiet", "HEAD").stdout.decode().strip()

@@ -25,7 +25,7 @@ def render(root: Path, run: RunFile, renderer: Renderer) -> Manifests:
 def uncommitted(root: Path, run: RunFile, renderer: Renderer) -> str:
     """Return the diff from a run to the same run of the working tree; empty if they are equal.
 
-    A cell that the working tree does not have differs in nothing: nobody changed it there.
+    A cell that the working tree does not have counts as unchanged.
     """
     if not is_kustomization(root / run.cell):
         return ""

@@ -125,7 +125,7 @@ def _port_lock(port: int) -> Iterator[bool]:
 
 
 def is_free(port: int) -> bool:
-    """Return whether nobody listens at `port` on loopback or on all addresses."""
+    """Return whether no process listens at `port` on loopback or on all addresses."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

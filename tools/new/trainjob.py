@@ -1,4 +1,4 @@
-"""Turns a PyTorchJob of anybody's into a TrainJob with a TrainingRuntime, or says why it cannot.
+"""Turns any PyTorchJob into a TrainJob with a TrainingRuntime, or says why it cannot.
 
 The pods keep their command and get the variables that the training operator gave them, with their new names:
 Trainer alone gives no RANK and no WORLD_SIZE, so that a program without torchrun would train alone in each pod.

@@ -1,6 +1,6 @@
 """Fences around torch's rendezvous: its state is read without pickle, and its store stays on this machine.
 
-torchrun's agents exchange a pickled state through a TCPStore. Everybody who reaches that store can list its
+torchrun's agents exchange a pickled state through a TCPStore. Anyone who reaches that store can list its
 keys and replace the state, and each agent then unpickles it, which runs code. The store also listens on all
 addresses of the machine, whatever its endpoint says.
 

@@ -91,7 +91,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.unlink(missing_ok=True)
-        with temporary.open("x", encoding="utf-8") as file:  # follows no link that somebody made meanwhile
+        with temporary.open("x", encoding="utf-8") as file:  # does not follow a link that another process has made
             json.dump(value, file, indent=2)
             file.write("\n")
             file.flush()

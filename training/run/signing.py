@@ -1,7 +1,7 @@
 """Signs what a run writes and reads again later, so that it refuses what others wrote on the shared volume.
 
 The key comes from a file that is mounted from a Secret, never from the volume. The file has one key in each
-line: the first one signs, all of them verify, so that a key can be replaced while runs go on. Signatures are
+line: the first one signs, all of them verify, so that a key can be replaced while runs continue. Signatures are
 HMAC-SHA256: whoever can verify one can also make one, so the key belongs to one team.
 """
 

@@ -1,6 +1,6 @@
 """What a step's line of metrics.jsonl says about stragglers: `stragglers`, only while there are some.
 
-It imports nothing heavy, and its texts and numbers may come from anybody: other processes can write to a run directory.
+It imports nothing heavy. Other processes can write to a run directory, so its texts and numbers are checked.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Unpacks archives that come from outside: only regular files and directories, all below one directory.
 
-Refused are paths that lead elsewhere, links, devices, encrypted members, and archives that unpack to many
+It refuses paths that lead elsewhere, links, devices, encrypted members, and archives that unpack to many
 times their size.
 """
 

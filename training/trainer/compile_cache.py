@@ -122,7 +122,7 @@ class CompileCache:
         assert self._directory is not None
         unpacked = self._directory.with_name(f".{self._directory.name}.{secrets.token_hex(4)}")
         try:
-            # Verified and unpacked are the same bytes: nobody else can change them here.
+            # The bytes that are verified are those that are unpacked: no other process can change this file.
             with open_regular(self._copy) as file, tempfile.TemporaryFile(dir=unpacked.parent) as own:
                 signature = file.read(_SIGNATURE).decode(errors="replace")
                 _bounded(file, own)

@@ -49,7 +49,7 @@ NEW = 60.0  # seconds that a pod has to get a node, and a container to start
 PULL = 1800.0  # seconds that the pull of a large image may take
 IMPORTS = 180.0  # seconds that Python may take to import torch from a slow disk without output
 MOST_RETRIES = 20  # that are told
-QUIET = 300.0  # seconds after which a log without new lines is no sign of life
+QUIET = 300.0  # seconds without a new line after which a log does not show that a process lives
 NAMES = {State.PASS: "healthy", State.FAIL: "cause", State.CANNOT_TELL: "cannot tell"}
 
 

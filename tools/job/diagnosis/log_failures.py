@@ -2,7 +2,7 @@
 
 Reports are: an exception at the end of its traceback, with the lines of its message; a line of level ERROR or
 above; a message of the runtime below Python; and torchrun's message about a child that a signal ended. Words
-in INFO lines and warnings are no reports: `config file not found, using defaults` is not why a job failed.
+in INFO lines and warnings are not reports: `config file not found, using defaults` is not why a job failed.
 Reports that training survived are left out: steps after a report show that it was handled.
 """
 
