@@ -319,6 +319,14 @@ def test_the_rendezvous_may_be_a_service_of_the_first_pod() -> None:
     assert "stands for 2 pods" in verdict.summary
 
 
+@pytest.mark.parametrize("name", ["svc", "default"])
+def test_a_subdomain_may_be_named_as_a_part_of_the_domain(name: str) -> None:
+    job, service = bed("Job")
+    words = [word.replace("job-0.trainers", f"job-0.{name}") for word in JOB_RUN]
+    job["spec"]["template"] = template(words, subdomain=name, restartPolicy="Never")
+    assert wiring.analyse(of([job, {**service, "metadata": {"name": name}}])).verdict.state is State.PASS
+
+
 @pytest.mark.parametrize("name", ["JobSet", "Volcano"])
 def test_a_pods_name_without_its_subdomain_is_not_in_dns(name: str) -> None:
     objects = bed(name)

@@ -205,6 +205,22 @@ def test_an_unknown_kind_alone_is_no_pass(tmp_path: Path, capsys: pytest.Capture
     assert "RayJob" in printed.splitlines()[0]
 
 
+def test_the_containers_of_an_unknown_kind_are_checked() -> None:
+    """Its controller may add variables and volumes, and nothing excuses a secret in plain text."""
+    worker = template(["torchrun", "--master_addr=$(LWS_LEADER_ADDRESS)", "a.py"])
+    container = worker["spec"]["containers"][0]
+    container["volumeMounts"] = [{"name": "added", "mountPath": "/ssh"}]
+    container["env"] = [{"name": "HF_TOKEN", "value": "hf_" + "aB3" * 12}]
+    container["securityContext"] = {"privileged": True}
+    found = checked(made("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", {"groups": [{"template": worker}]}))
+    at = "LeaderWorkerSet/job: spec.groups[0].template.spec.containers[0]"
+    assert faults(found, "secret-literal") == [f"{at}.env[0].value"]
+    assert faults(found, "privileged", State.WARN) == [f"{at}.securityContext"]
+    assert [one for rule in ("env-reference", "volumes") for one in faults(found, rule)] == []
+    assert found.needs == ["the variable LWS_LEADER_ADDRESS, by its controller"]
+    assert (found.judged, found.unjudged) == ({}, {"LeaderWorkerSet": 1})
+
+
 def test_a_volcano_job_that_hangs_and_asks_for_too_many_devices_fails() -> None:
     """Two machines with 8 GPUs, 16 asked, and a torchrun that waits for nobody."""
     (job,) = bed("Volcano")

@@ -69,7 +69,7 @@ def evaluate(manifests: Manifests, base: Published | None = None, given: Given |
     checked = replace(subject(manifests, given), base=base)
     verdicts = [checked.located(_asked(one, found)) for one in rule.all.values() for found in one.verdicts(checked)]
     verdicts = _once(verdicts)
-    owners = {id(template.item): str(template.item["kind"]) for template in checked.templates}
+    owners = {id(template.item): str(template.item["kind"]) for template in checked.templates if not template.foreign}
     return Evaluation(manifests.source, verdicts, Counter(owners.values()), _unjudged(checked))
 
 
@@ -109,7 +109,7 @@ def _asked(rule: Rule, verdict: Verdict) -> Verdict:
 
 def _unjudged(checked: Subject) -> dict[str, int]:
     """Return the kinds of which the rules know neither pods nor a schema, with their counts."""
-    judged = {title(template.item) for template in checked.templates}
+    judged = {title(template.item) for template in checked.templates if not template.foreign}
     runs = {title(one.item) for one in checked.unknown} | {title(one.item) for one in checked.jobs}
     runs |= {title(item) for item, _ in checked.misshapen}
     known = schemas.shipped()

@@ -75,6 +75,7 @@ class Template:
     spec: Object
     workload: Workload | None = None  # whose template it is, None for an ordinary object
     training: bool = False  # whether the pods are ranks of a distributed training
+    foreign: bool = False  # of a kind that is not modelled: its controller may add variables and volumes
 
     @property
     def object(self) -> str:
@@ -246,13 +247,14 @@ def subject(manifests: Manifests, given: Given | None = None) -> Subject:
         found = kinds.among(parts, manifests.source)
     result = Subject(Manifests(manifests.source, []), every, misshapen=misshapen, unknown=found.unknown)
     jobs = {id(one.item): one for one in found.workloads}
+    others = {id(one.item) for one in found.unknown}
     for part in found.parts:
         if part.wrapper:
             result.inside[title(part.item)] = (part.wrapper, part.prefix)
         if not any(_faults(part)):
             workload = jobs.get(id(part.item))
             result.manifests.objects.append(part.item)
-            result.templates += _of_workload(workload) if workload else _of_object(part.item)
+            result.templates += _of_workload(workload) if workload else _of_object(part.item, id(part.item) in others)
     for workload in jobs.values():
         if not workload.served or workload.misshapen:
             continue
@@ -358,13 +360,16 @@ def _of_workload(workload: Workload) -> list[Template]:
     ]
 
 
-def _of_object(item: Object) -> list[Template]:
-    """Return the pod template of any other object."""
+def _of_object(item: Object, unknown: bool) -> list[Template]:
+    """Return the pod templates of any other object. `unknown`: it is of no kind that is modelled."""
     path = kinds.native_path(item)
-    if path is None:
-        return []
-    template = value_at(item, path)
-    return [Template(item, ".".join(path), "", 1, 1, template.get("metadata") or {}, template["spec"])]
+    found = [(".".join(path), value_at(item, path))] if path is not None else []
+    if unknown and path is None:
+        found = [(where, one) for where, one in kinds.templates(item) if not any(misshapes(one, TEMPLATE, ""))]
+    foreign = path is None
+    return [
+        Template(item, where, "", 1, 1, one.get("metadata") or {}, one["spec"], foreign=foreign) for where, one in found
+    ]
 
 
 def _selected(template: Template) -> Selected:

@@ -33,7 +33,8 @@ class Hosts:
         if host in OWN_ADDRESSES or host in (pod.name, pod.full_name, pod.spec.get("hostname")):
             return pod.name
         bare = _without_domain(host, pod.namespace)
-        found = next((one for one in self.pods if bare in one.hosts), None)
+        whole = host.rstrip(".")  # a subdomain may be called svc, or as the namespace
+        found = next((one for name in (whole, bare) for one in self.pods if name in one.hosts), None)
         if found is not None:
             return found.name
         selected = self._selected(bare, pod.namespace)

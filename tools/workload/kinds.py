@@ -92,6 +92,14 @@ def native_path(item: Object) -> tuple[str, ...] | None:
     return tuple(path) if group == _group(item) else None
 
 
+def templates(item: Object) -> Iterator[tuple[str, Object]]:
+    """Yield the paths of mappings that look like pod templates: with spec.containers, each with an image."""
+    for path, part in mappings(item):
+        containers = value_at(part, ("spec", "containers"))
+        if isinstance(containers, list) and any(isinstance(one, dict) and "image" in one for one in containers):
+            yield path, part
+
+
 def meant(item: Object) -> str | None:
     """Return the kind that an object's kind misspells, None if it misspells no modelled kind of its group."""
     kind, group = str(item.get("kind")), _group(item)
@@ -128,11 +136,13 @@ def _unknown(part: Part, every: Manifests, holders: set[str]) -> Unknown | None:
         used = any(f"{item['kind']}/{name_of(item)}" == _runtime(one) for one in every.of_kind("TrainJob"))
         reason = "no TrainJob of the file uses this runtime"
         return None if used else Unknown(item, "spec.template", reason, part.wrapper, part.prefix)
-    found = next(_templates(item), None)
+    found = next((path or "spec" for path, _ in templates(item)), None)
     known = group in _TABLE["groups"] and item.get("kind") not in _TABLE["quiet"]
     if found is None and not known:
         return None
     reason = f"{item.get('kind')} ({item.get('apiVersion')}) is not a kind that is modelled"
+    checked = not any(fault for _, one in templates(item) for fault in misshapes(one, TEMPLATE, ""))
+    reason += ": its containers are checked, and not how its pods meet" if found and checked else ""
     return Unknown(item, found or "", reason, part.wrapper, part.prefix)
 
 
@@ -148,11 +158,3 @@ def _runtime(job: Object) -> str:
     reference = spec.get("runtimeRef") if isinstance(spec, dict) else None
     reference = reference if isinstance(reference, dict) else {}
     return f"{reference.get('kind') or 'ClusterTrainingRuntime'}/{reference.get('name')}"
-
-
-def _templates(item: Object) -> Iterator[str]:
-    """Yield the paths of mappings that look like pod templates: with spec.containers, each with an image."""
-    for path, part in mappings(item):
-        containers = value_at(part, ("spec", "containers"))
-        if isinstance(containers, list) and any(isinstance(one, dict) and "image" in one for one in containers):
-            yield path or "spec"

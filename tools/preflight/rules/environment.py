@@ -112,7 +112,9 @@ def _references(
             if in_script and not ENVIRONMENT_NAME.fullmatch(name):
                 continue
             place = Place(template.object, where, text)
-            if complete:
+            if template.foreign:
+                yield needed(good(place, "a controller may set it"), f"the variable {name}, by its controller")
+            elif complete:
                 summary = f"$({name}) is not resolved: {_why(name, known, given)}"
                 yield bad(place, summary, "define it above, or remove the reference")
             else:

@@ -32,7 +32,7 @@ def volumes(subject: Subject, template: Template) -> Iterator[Verdict]:
             place = Place(template.object, f"{path}.volumeMounts[{name}]", mount["mountPath"])
             if name in known:
                 yield good(place, "the pod has the volume")
-            else:
+            elif not template.foreign:
                 match = nearest(name, known)
                 remedy = f"did you mean {match}?" if match else f"add a volume {name}"
                 yield bad(place, f"the pod has no volume {name}", remedy)
