@@ -245,7 +245,7 @@ def test_a_launcher_that_fails_is_a_fail_and_one_that_has_not_started_is_unknown
     bad = make_job("refuses", pods=1, command=["torchrun", "--start-method=none", "a.py"])
     done = checkout.yard("wiring", checkout.cell(bad))
     assert done.returncode == 1
-    assert "torchrun: --start-method 'none' is none of spawn, fork, forkserver" in done.stdout
+    assert "torchrun: --start-method 'none' is not one of spawn, fork, forkserver" in done.stdout
     waits = checkout.yard("wiring", checkout.cell(make_job("waits", command=TORCHRUN)), "--timeout", "1")
     assert waits.returncode == 3
     assert "2 of 2 pods were still waiting after 1 s, and no rank had started" in waits.stdout

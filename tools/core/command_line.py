@@ -43,7 +43,7 @@ def object_name(text: object, what: str = "an object") -> str:
     """Return the name of an object. Raises UserError if Kubernetes does not allow it."""
     if not is_subdomain(text):
         message = f"{what} has a name that Kubernetes does not allow: {str(text)[:80]!r}"
-        raise UserError(message, "who wrote this name, and why?", CANNOT_TELL)
+        raise UserError(message, "find out who wrote this name, and why", CANNOT_TELL)
     return str(text)
 
 

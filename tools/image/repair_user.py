@@ -68,7 +68,7 @@ def _refuse(read: Subject, final: Stage) -> None:
     for one in final.layers():
         text = "\n".join([one.value, *one.heredocs])
         if match := OF_ROOT.search(text) if one.name in ("RUN", "COPY", "ADD", "ENV", "WORKDIR", "CMD") else None:
-            text = "and what it leaves in the home of root, another user does not find"
+            text = "and another user does not find what it leaves in the home of root"
             raise Unsafe(f"line {one.line} has {match[0].strip()}, {text}")
         own_python = PYTHON_BASE.search(final.image) or "UV_PYTHON_INSTALL_DIR" in final.environment
         if one.name == "RUN" and UV_PYTHON.search(text) and not own_python:

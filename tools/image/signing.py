@@ -67,7 +67,7 @@ def verify(image: str, signer: Signer) -> Verdict:
     if code not in (0, *UNSIGNED) and _unseen(said):
         return Verdict(State.CANNOT_TELL, f"{image} cannot be verified", [_last(said)], "see --offline in --help")
     if code != 0 or digest not in _signed(said):
-        remedy = "do not run it; who pushed it?"
+        remedy = "do not run it; find out who pushed it"
         return Verdict(State.FAIL, f"{image} is not signed by {signer}", [_last(said)], remedy)
     evidence = [f"digest {digest}", f"signed by {signer}"]
     for kind in KINDS:

@@ -124,4 +124,4 @@ def _boards(objects: Mapping[str, list[Object]]) -> Iterator[Left]:
         if name_of(item) == tensorboard.NAME and labels.get("app.kubernetes.io/part-of") == "trainyard":
             namespace, name = _place(item)
             remove = f"yard job tensorboard --stop -n {namespace}"
-            yield Left("TensorBoard", namespace, name, "runs on nodes that are there", 0.0, remove)
+            yield Left("TensorBoard", namespace, name, "uses existing nodes", 0.0, remove)

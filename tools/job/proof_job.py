@@ -215,7 +215,7 @@ def _unpack(content: bytes, out: Path) -> None:
             for number, member in enumerate(archive):
                 left -= member.size
                 if not member.isreg() or not NAME.fullmatch(member.name) or left < 0 or number >= MOST_FILES:
-                    raise UserError(f"the records of the proof hold what none have: {member.name[:80]!r}", code=1)
+                    raise UserError(f"the records of the proof hold another kind of file: {member.name[:80]!r}", code=1)
                 file = archive.extractfile(member)
                 assert file is not None
                 target = out / member.name

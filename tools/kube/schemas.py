@@ -106,6 +106,6 @@ def _faults(error: Any) -> Iterator[Fault]:
         kinds = wanted if isinstance(wanted, list) else [wanted]
         yield Fault(path, f"{value} is not of type {' or '.join(kind for kind in kinds if kind != 'null')}")
     elif error.validator in ("anyOf", "oneOf"):
-        yield Fault(path, f"{value} is of none of the types that are allowed here")
+        yield Fault(path, f"{value} does not have a type that is allowed here")
     else:
         yield Fault(path, f"{value}: {error.validator} {short(json.dumps(wanted, default=str), VALUE)} is not met")

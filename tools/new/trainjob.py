@@ -100,7 +100,7 @@ def _check(job: Workload) -> wiring.Analysis:
         raise UserError(f"{job.title} is not a PyTorchJob", "yard wiring judges a job of any kind")
     job.check_shape()
     if job.wrapper:
-        raise _cannot(job, f"it stands in {job.wrapper}, whose controller starts PyTorchJobs")
+        raise _cannot(job, f"it is inside {job.wrapper}, whose controller starts PyTorchJobs")
     if job.refused:
         raise _cannot(job, f"it is refused as it is: {job.refused[0]}", "yard preflight -f FILE")
     today = wiring.analyse(job)

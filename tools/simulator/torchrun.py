@@ -103,7 +103,7 @@ def parse(module: str, words: list[str], environment: Mapping[str, str], explain
             raise BadOptions(f"torchrun: --{name} {values[name]!r} is not an integer")
     if "start-method" not in unknown and values["start-method"] not in START_METHODS:
         known = ", ".join(START_METHODS)
-        raise BadOptions(f"torchrun: --start-method {values['start-method']!r} is none of {known}")
+        raise BadOptions(f"torchrun: --start-method {values['start-method']!r} is not one of {known}")
     flags = frozenset(name for name in FLAGS if getattr(parsed, name.replace("-", "_")))
     given = [MARK.sub("...", word) for word in words[: len(words) - behind]]
     return Torchrun(module, given, values, flags, unknown, HYPERPOD if module == HYPERPOD else "torchrun")

@@ -80,7 +80,7 @@ class RetryLimit:
 class Workload(ABC):
     """One job of a modelled kind, from a manifest or from a cluster.
 
-    `item` is the object itself. If it stands inside another object, `wrapper` is that object
+    `item` is the object itself. If it is inside another object, `wrapper` is that object
     (`AppWrapper/x`) and `prefix` the path of `item` in it (`spec.components[0].template.`), else both are
     empty. `manifests` are the other objects of the file, such as Services and runtimes. `version` is the
     release of the training operator.
@@ -263,7 +263,7 @@ class Workload(ABC):
         return [self._written(role)["spec"] for role in self.roles if role.trains]
 
     def _written(self, role: Role) -> Object:
-        """Return the template of a role as it stands in `item`."""
+        """Return the template of a role as `item` has it."""
         found: Any = self.item
         for key in re.findall(r"[^.\[\]]+", role.path):
             found = found[int(key)] if isinstance(found, list) else found[key]

@@ -41,7 +41,7 @@ def command(
     if dry_run:
         return
     if not repo.is_checkout():
-        raise UserError(f"an installed package is not written to: {PATH} belongs to a checkout", "--dry-run prints it")
+        raise UserError(f"{PATH} belongs to a checkout, and this is an installed package", "--dry-run prints it")
     text = f"{run.name}, {len(measured)} steps, {datetime.now(UTC):%Y-%m-%d}"
     calibrate.keep(repo.root() / PATH, plan, name, value, text)
     output.line(f"written: {PATH}")

@@ -26,7 +26,7 @@ def command(revision: str, as_json: bool) -> int:
     if as_json:
         output.data({name: [plan and plan.as_dict() for plan in pair] for name, pair in changed.items()})
     elif not changed:
-        output.line(f"no cell plans otherwise than at {revision}")
+        output.line(f"no cell's plan differs from that at {revision}")
     else:
         rows = [(name, when, *_row(plan)) for name in changed for when, plan in zip(WHEN, changed[name], strict=True)]
         output.table([("cell", "", *_shown.HEADS), *rows], indent="", head=True)

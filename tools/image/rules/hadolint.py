@@ -45,9 +45,9 @@ def syntax(subject: Subject) -> Iterator[Verdict]:
     lines = subject.dockerfile.text.splitlines()
     for block in blocks:
         first, last = block[0].line, block[-1].end
-        span = f"lines {first} to {last} are" if last > first else "this line is"
+        span = f"lines {first} to {last} are not" if last > first else "this line is not"
         place = Location(subject.source, first, "".join(lines[first - 1 : first]))
-        yield bad(place, f"{span} no instruction of a Dockerfile", "remove it, or write it as a RUN <<EOF")
+        yield bad(place, f"{span} an instruction of a Dockerfile", "remove it, or write it as a RUN <<EOF")
     short = [one for _, one in subject.dockerfile.instructions() if len(one.value.split()) < LEAST.get(one.name, 1)]
     for one in short:
         yield bad(
