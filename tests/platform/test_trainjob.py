@@ -158,7 +158,21 @@ def test_kueue_may_stand_behind_it(above: Callable[..., list[Object]]) -> None:
     assert job_of(above(SMALLEST, FEATURE, "overlays/feature/kueue")).queue == "trainyard"
 
 
-@pytest.mark.parametrize("other", ["volcano", "hyperpod-job"])
+@pytest.mark.parametrize("features", [("monitoring", "trainjob"), ("trainjob", "monitoring")])
+def test_features_may_be_named_in_any_order(features: tuple[str, ...]) -> None:
+    job = kinds.job_of(applied(locate.rendered(SMALLEST), Knobs(features=features)))
+    container = job.pods()[0].container
+    assert [one["containerPort"] for one in container["ports"]] == [29500, 9464]
+    assert "TRAINYARD_METRICS" in environment(job.pods()[0].spec)
+
+
+def test_the_job_that_compiles_can_be_a_trainjob(above: Callable[..., list[Object]]) -> None:
+    job = job_of(above("trn1/bert-large", "overlays/feature/precompile", FEATURE))
+    assert (job.kind, job.name) == ("TrainJob", "trn1-bert-large-train-graphs")
+    assert "training.precompile" in job.pods()[0].container["command"]
+
+
+@pytest.mark.parametrize("other", ["volcano", "hyperpod", "hyperpod-job"])
 def test_what_a_trainjob_cannot_hold_is_an_error(
     other: str, directory: Callable[..., Path], renderer: kustomize.Renderer
 ) -> None:

@@ -20,6 +20,7 @@ from tools.workload import Workload, kinds
 from tools.workload.pytorchjob import RESTARTS_PER_NODE
 
 FEATURES = "overlays/feature"
+CHANGE_KIND = ("hyperpod-job", "trainjob")  # features that come last: the others are for a PyTorchJob
 ELASTIC = "trainyard/nodes"  # annotation of an elastic cell's objects: its bounds, 2:4
 # Options of launchers that hold a number of nodes or of processes of a node, and the variables that do.
 NODES = ("--nnodes", "--num_machines", "--num_nodes"), ("PET_NNODES", "NNODES", "NUM_NODES")
@@ -274,7 +275,7 @@ def _with_features(manifests: Manifests, names: Sequence[str]) -> Manifests:
         if name not in features():
             hint = repo.did_you_mean(name, features()) or f"known: {', '.join(features())}"
             raise UserError(f"--feature {name}: {FEATURES}/{name} does not exist", hint)
-    for name in names:
+    for name in sorted(names, key=CHANGE_KIND.__contains__):
         text = kustomize.with_component(manifests.objects, f"{FEATURES}/{name}")
         result = kustomize.in_order(parse(text, manifests.source))
         if result.objects == manifests.objects:
