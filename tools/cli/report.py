@@ -10,7 +10,7 @@ from tools.kube import Kubectl
 
 @_options.cluster
 def command(kubectl: Kubectl, names: tuple[str, ...], to: Path, machine: str | None, as_json: bool) -> None:
-    with runs.opened(kubectl, names) as found:
+    with runs.opened(kubectl, names) as (found, _):  # with names, all of them are read
         size = report.write(to, found, machine)
         if as_json:
             output.data({"file": str(to), "bytes": size, "runs": [one.name for one in found]})

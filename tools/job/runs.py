@@ -29,16 +29,17 @@ class Run:
 
 
 @contextlib.contextmanager
-def opened(kubectl: Kubectl, names: Sequence[str]) -> Iterator[list[Run]]:
+def opened(kubectl: Kubectl, names: Sequence[str]) -> Iterator[tuple[list[Run], list[str]]]:
     """Yield the runs that the names mean; without a name those of a namespace that is given, else of this checkout.
+
+    With them come the reasons why jobs of that namespace are not among them.
 
     A name is a run directory, a directory of them, a run of this checkout, a job or a cell; where a namespace is given,
     the name is not a run of this checkout. Raises UserError.
     """
     team = kubectl.namespace if not names else None
     seen = lookup.jobs(kubectl) if team else lookup.Jobs()
-    for reason in seen.hidden:
-        output.note(reason)
+    unread = list(seen.hidden)
     wanted = [one.title for one in seen.topmost] or names or ([] if team else [str(repo.local() / "runs")])
     with contextlib.ExitStack() as stack:
         found = []
@@ -52,11 +53,13 @@ def opened(kubectl: Kubectl, names: Sequence[str]) -> Iterator[list[Run]]:
             except UserError as problem:  # one of a team's jobs, such as one that waits, hides no other
                 if not team:
                     raise
-                output.note(f"CANNOT TELL: {problem.message}")
+                unread.append(f"CANNOT TELL: {problem.message}")
         if not found:
+            for reason in unread:
+                output.note(reason)
             where = team or ", ".join(names) or repo.shown(repo.local() / "runs")
             raise UserError(f"no run in {where}", "`make train` makes one; a job's name reads its volume", 3)
-        yield found
+        yield found, unread
 
 
 def local(name: str, by_name: bool = True) -> list[Path] | None:

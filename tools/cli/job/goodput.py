@@ -11,6 +11,7 @@ from tools.core import UserError, output
 from tools.job import goodput, runs
 from tools.job.goodput import Account
 from tools.kube import Kubectl
+from tools.kube.kubectl import CANNOT_SEE
 
 UNITS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -21,29 +22,28 @@ def command(
 ) -> int:
     start = None if since is None else moment_of(since)
     found: list[Account] = []
-    unclear: list[UserError] = []
-    with runs.opened(kubectl, runs_wanted) as opened:
+    with runs.opened(kubectl, runs_wanted) as (opened, unread):
         for run in opened:
             try:
                 account = goodput.of(run, machine, start)
             except UserError as problem:
-                if len(opened) == 1 or problem.code != 3:
+                if len(opened) + len(unread) == 1 or problem.code != CANNOT_SEE:
                     raise
-                unclear.append(problem)
+                unread.append(problem.message)
                 continue
             found += [account] if account else []
     found.sort(key=lambda one: one.ledger.start)
     if as_csv:
         _print_csv(found)
     elif as_json:
-        output.data({"since": start, "runs": [one.as_dict() for one in found]})
+        output.data({"since": start, "runs": [one.as_dict() for one in found], "not_seen": unread})
     elif not found:
         output.line(f"no run since {since}" if since else "no run that can be accounted for")
     else:
         _print(found)
-    for one in unclear:
-        output.note(one.message)
-    return 3 if unclear else 0
+    for reason in unread:
+        output.note(reason)
+    return CANNOT_SEE if unread else 0
 
 
 def moment_of(text: str) -> float:
