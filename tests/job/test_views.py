@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import click
@@ -27,6 +28,7 @@ from tools.job.status import Status
 from training.pod.end_record import End
 from training.remote import run_probe
 from training.run.failure import CODES, Failure
+from training.run.heartbeat import changes_of
 
 CONDITIONS = ("Created", "Running", "Restarting", "Suspended", "Succeeded", "Failed")
 EARLY, LATE = "2026-11-21T12:00:01.1Z", "2026-11-21T12:00:01.2Z"
@@ -171,6 +173,13 @@ def test_status_tells_the_goodput_of_the_first_rank(world: NewWorld) -> None:
     assert found["ettr"] == pytest.approx(trained / (AGE - 1))
     shown = "\n".join(status.lines(Status(made.snapshot())))
     assert f"{trained / (AGE - 6):.1%} of the time of rank 0 was training that was kept; most went to" in shown
+    del made.run["phases"][0]
+    made.run["phases_cut"] = True
+    found = Status(made.snapshot()).as_dict()["goodput"]
+    assert found["goodput"] == found["ettr"] == pytest.approx(trained / 499), "what came before it was not read"
+    assert found["since"] == NOW.timestamp() - 500
+    shown = "\n".join(status.lines(Status(made.snapshot())))
+    assert f"of the time of rank 0 since {NOW - timedelta(seconds=500):%Y-%m-%d %H:%M} UTC was training" in shown
 
 
 def test_steps_before_a_resume_do_not_give_the_present_speed(world: NewWorld) -> None:
@@ -281,6 +290,9 @@ def test_the_probe_reads_a_run_directory_and_skips_incomplete_files(tmp_path: Pa
     assert [(one["step"], one["bytes"]) for one in found["checkpoints"]] == [(50, 7)]
     assert (found["steps"], found["world_size"], len(found["metrics"])) == (400, 2, 2)
     assert found["skipped"] == ['{"action": "skip"}']
+    assert not found["phases_cut"]
+    changes_of(tmp_path / "run/heartbeat", 0).write_text(f"{'x' * 99}\n" * (run_probe.TAIL // 100 + 1))
+    assert run_probe.look(tmp_path / "run")["phases_cut"], "the first lines are not there"
 
 
 def test_why_tells_what_was_skipped_and_rolled_back(world: NewWorld) -> None:

@@ -4,6 +4,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -154,21 +155,28 @@ def of(run: Run, machine: str | None = None, since: float | None = None) -> Acco
 
 
 def of_snapshot(seen: Snapshot) -> Object | None:
-    """Return the goodput of the first rank and its largest loss, None if the run directory has no phases of it."""
-    evidence = ledger.told(seen.run or {})
+    """Return the goodput of the first rank and its largest loss, None if the run directory has no phases of it.
+
+    Of a long run only the last changes were read: then it counts from the first of them, `since`.
+    """
+    told = seen.run or {}
+    evidence = ledger.told(told)
     if not evidence.ranks:
         return None
-    marks = {pod.name: marks_of(seen, pod) for pod in seen.pods}
-    book = ledger.of(replace(evidence, submitted=_created(seen), marks=marks))
-    account = Account(seen.name, book, {}, {})
-    name, seconds = next(iter(account.losses()), (None, 0))
-    return {"rank": min(book.ranks), "goodput": book.goodput, "ettr": book.ettr, "loss": name, "loss_s": seconds}
+    if not told.get("phases_cut"):
+        marks = {pod.name: marks_of(seen, pod) for pod in seen.pods}
+        evidence = replace(evidence, submitted=_created(seen), marks=marks)
+    book = ledger.of(evidence)
+    name, seconds = next(iter(Account(seen.name, book, {}, {}).losses()), (None, 0))
+    found = {"rank": min(book.ranks), "goodput": book.goodput, "ettr": book.ettr, "restarts": book.restarts}
+    return {**found, "loss": name, "loss_s": seconds, "since": book.start if told.get("phases_cut") else None}
 
 
 def in_words(found: Object) -> str:
     """Return what `of_snapshot` found for people."""
     loss = f"; most went to {found['loss']}, {duration(found['loss_s'])}" if found["loss"] else ""
-    return f"{found['goodput']:.1%} of the time of rank {found['rank']} was training that was kept{loss}"
+    cut = found["since"] and datetime.fromtimestamp(found["since"], UTC).strftime(" since %Y-%m-%d %H:%M UTC")
+    return f"{found['goodput']:.1%} of the time of rank {found['rank']}{cut or ''} was training that was kept{loss}"
 
 
 def _created(seen: Snapshot) -> float | None:

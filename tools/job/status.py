@@ -49,7 +49,6 @@ class Status:
             "seconds_left": [round(seconds) for seconds in left] if left else None,
             "moved_seconds_ago": round((now.now - moved).total_seconds()) if moved else None,
             "checkpoints": [one["step"] for one in run.get("checkpoints") or [] if one.get("step") is not None],
-            "restarts": len(series.gaps(now.records)),
             "plan": planned.beside(self.snapshot, present),
             "stragglers": asdict(present[-1].stragglers) if present and present[-1].stragglers else None,
         }

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-TAIL = 262144  # bytes at the end of metrics.jsonl
+TAIL = 262144  # bytes at the end of a file of lines
 RECORDS = 400  # lines of metrics, at most
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -85,6 +85,7 @@ def look(run: Path) -> dict[str, Any]:
     metrics = tail(run / "metrics.jsonl", TAIL)[-RECORDS:]
     info = read_json(run / "run.json") or {}
     configured = info.get("config") or {}
+    changes = run / "heartbeat" / "rank-00000.phases.jsonl"
     return {
         "directory": str(run),
         "exists": run.is_dir(),
@@ -100,7 +101,8 @@ def look(run: Path) -> dict[str, Any]:
         "checkpoints": checkpoints(run / "checkpoints"),
         "quarantined": sorted(path.name for path in (run / "checkpoints").glob("*.bad*")),
         "metrics": metrics,
-        "phases": tail(run / "heartbeat" / "rank-00000.phases.jsonl", TAIL),
+        "phases": tail(changes, TAIL),
+        "phases_cut": changes.is_file() and changes.stat().st_size > TAIL,
         "attempts": tail(run / "attempts.jsonl", TAIL),
         "skipped": tail(run / "skipped.jsonl", TAIL)[-RECORDS:],
         "memory": memory(),

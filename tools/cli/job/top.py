@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from tools.cli.job import _options
-from tools.core import output
+from tools.core import UserError, output
 from tools.job import top
 from tools.kube import Kubectl
 from tools.kube.kubectl import CANNOT_SEE
@@ -20,7 +20,10 @@ def command(kubectl: Kubectl, everywhere: bool, every: int, once: bool, as_json:
     with output.repainted(not once) as page:
         page.show(functools.partial(_show, found, unseen))
         while page.painter is not None and page.wait(every):
-            found, unseen = top.rows(kubectl, everywhere)
+            try:
+                found, unseen = top.rows(kubectl, everywhere)
+            except UserError as problem:  # the server may answer again: until then the table is the last one
+                unseen = unseen | {"now": f"{problem.message}; the table is older"}
             page.show(functools.partial(_show, found, unseen))
     return CANNOT_SEE if unseen else 0
 
