@@ -18,6 +18,9 @@ def main() -> int:
     """Answer one command."""
     with open(f"{HOME}/asked.txt", "a") as asked:
         asked.write(" ".join(sys.argv[1:]) + "\n")
+    if os.path.exists(f"{HOME}/gone"):
+        print("The connection to the server 10.0.0.1 was lost: connection reset by peer", file=sys.stderr)
+        return 1
     answers = {"get": get, "logs": logs, "exec": execute, "port-forward": forward, "api-resources": kinds}
     answers |= dict.fromkeys(("patch", "delete", "create"), change)
     if WORDS[0] not in answers:  # the real one renders cells

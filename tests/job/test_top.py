@@ -8,6 +8,8 @@ import sys
 import time
 from dataclasses import asdict
 
+import pytest
+
 from tests.job.conftest import Cluster, NewWorld, Yard
 from tests.parts import screen
 from training.run.directory import write_json
@@ -79,3 +81,16 @@ def test_status_is_painted_over_itself(world: NewWorld, cluster: Cluster) -> Non
     assert shown.code == 0, shown.raw
     assert "8 H100 x 4 nodes (p5.48xlarge)" in shown.last[0] or "x " in shown.last[0], shown.last
     assert shown.last[-1].startswith("next: yard job")
+
+
+@pytest.mark.parametrize("words", [("top", "--every", "1"), ("status", "--watch")])
+def test_a_server_that_is_away_for_a_while_ends_no_watch(
+    words: tuple[str, ...], world: NewWorld, cluster: Cluster
+) -> None:
+    home = cluster(world("p5/llama-3-1-8b"))
+    shown = screen.show(
+        [sys.executable, "-m", "tools.cli", "job", *words], columns=160, variables={"PYTHONPATH": os.getcwd()},
+        keys={"p5-llama": (home / "gone").touch, "not seen this time: kubectl": b"q"},
+    )  # fmt: skip
+    assert shown.code == 0, shown.raw
+    assert any("p5-llama-3-1-8b-train" in line for line in shown.last), "the table is still there"

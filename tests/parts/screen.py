@@ -11,7 +11,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,11 +39,11 @@ def show(
     words: Sequence[str],
     columns: int = 80,
     variables: Mapping[str, str] | None = None,
-    keys: Mapping[str, bytes] | None = None,
+    keys: Mapping[str, bytes | Callable[[], object]] | None = None,
     rows: int = 40,
     cwd: Path | None = None,
 ) -> Shown:
-    """Run a program on a terminal. When the terminal shows a text of `keys`, its bytes are typed once."""
+    """Run a program on a terminal. When it shows a text of `keys`, its bytes are typed once, or its function called."""
     near, far = pty.openpty()
     termios.tcsetwinsize(far, (rows, columns))
     own = {name: value for name, value in os.environ.items() if name not in QUIET}
@@ -72,7 +72,8 @@ def show(
                 now.pop()
             states += [now] if now != states[-1] else []
             for text in [text for text in typed if any(text in line for line in now)]:
-                os.write(near, typed.pop(text))
+                then = typed.pop(text)
+                os.write(near, then) if isinstance(then, bytes) else then()
         code = process.wait(SECONDS)
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -22,8 +22,11 @@ def command(kubectl: Kubectl, everywhere: bool, every: int, once: bool, as_json:
         while page.painter is not None and page.wait(every):
             try:
                 found, unseen = top.rows(kubectl, everywhere)
-            except UserError as problem:  # the server may answer again: until then the table is the last one
-                unseen = unseen | {"now": f"{problem.message}; the table is older"}
+            except UserError as problem:
+                if problem.code != CANNOT_SEE:
+                    raise
+                output.note(f"not seen this time: {problem.message}")
+                continue
             page.show(functools.partial(_show, found, unseen))
     return CANNOT_SEE if unseen else 0
 
