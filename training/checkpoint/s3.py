@@ -80,7 +80,7 @@ class Bucket:
 
     def sealed(self, step: int) -> Sealed:
         data = self._read(f"{step_name(step)}/{MANIFEST}", _MOST_MANIFEST)
-        name = _signature_name(step, data)
+        name = _signature_name(step_name(step), data)
 
         def signature() -> bytes:
             try:
@@ -136,24 +136,27 @@ class Bucket:
             self._send(f"{attempt}/{name}", manifest, name, path)
 
     def commit(self, attempt: str, manifest: Manifest, data: bytes, signature: bytes | None) -> None:
-        key, what = f"{step_name(manifest.step)}/{MANIFEST}", f"commit step {manifest.step}"
+        folder, what = step_name(manifest.step), f"commit step {manifest.step}"
+        key = f"{folder}/{MANIFEST}"
         self.check_sizes(manifest)  # another writer of the same copy may have given up and deleted the files
         if signature is not None:
-            self._write(_signature_name(manifest.step, data), signature, what)
+            self._write(_signature_name(folder, data), signature, what)
         for _ in range(_CONFLICTS):
             answer = self._put_if_absent(key, data, what)
             if answer == "409":
                 time.sleep(0.1)
                 continue
             if answer is not None and self._read(key, _MOST_MANIFEST) != data:  # an answer can be lost
-                raise CheckpointError(f"{step_name(manifest.step)}: another writer committed it meanwhile")
+                self._delete([_signature_name(folder, data)])
+                raise CheckpointError(f"{folder}: another writer committed it meanwhile")
             self._attempts[attempt] = True
             return
-        raise CheckpointError(f"{step_name(manifest.step)}: other writers commit it all the time")
+        raise CheckpointError(f"{folder}: other writers commit it all the time")
 
     def abandon(self, attempt: str) -> None:
         committed = self._attempts.pop(attempt)
-        if not committed and self._attempt_in(f"{attempt.partition('/')[0]}/{MANIFEST}") != attempt:
+        folder = attempt.partition("/")[0]
+        if not committed and _attempt_in(folder, self._manifest(f"{folder}/{MANIFEST}")) != attempt:
             self._delete(name for name, _, _ in self._objects(f"{attempt}/"))
 
     def refused(self) -> list[str]:
@@ -175,10 +178,14 @@ class Bucket:
         Of a refused one whose step was committed again, the new files stay.
         """
         folder, _, refused = name.partition("/")
-        if refused and self._exists(f"{folder}/{MANIFEST}"):
-            bad = self._attempt_in(name)
-            if bad is not None and bad != self._attempt_in(f"{folder}/{MANIFEST}"):
-                self._delete(each for each, _, _ in self._objects(f"{bad}/"))
+        new = self._manifest(f"{folder}/{MANIFEST}") if refused else None
+        if new is not None:
+            old = self._manifest(name)
+            if old is not None and old != new:
+                self._delete([_signature_name(folder, old)])
+            attempt = _attempt_in(folder, old)
+            if attempt is not None and attempt != _attempt_in(folder, new):
+                self._delete(each for each, _, _ in self._objects(f"{attempt}/"))
             self._delete([name])
             return
         self._delete([f"{folder}/{MANIFEST}"])
@@ -240,15 +247,12 @@ class Bucket:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return list(zip(folders, pool.map(lambda step: self._exists(f"{step_name(step)}/{name}"), folders)))
 
-    def _attempt_in(self, name: str) -> str | None:
-        """The folder of the attempt that a manifest names, None without the manifest."""
+    def _manifest(self, name: str) -> bytes | None:
+        """The bytes of a manifest, None without it."""
         try:
-            found = json.loads(self._read(name, _MOST_MANIFEST))
-            return f"{name.partition('/')[0]}/{found['attempt']}"
+            return self._read(name, _MOST_MANIFEST)
         except AbsentError:
             return None
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return None  # damaged: it names no attempt
 
     def _send(self, to: str, manifest: Manifest, name: str, path: Path) -> None:
         """Send one file; S3 checks what arrives, and its checksum must be that of what was read here."""
@@ -335,8 +339,16 @@ def _file(manifest: Outline, name: str) -> str:
     return f"{step_name(manifest.step)}/{manifest.attempt}/{name}"
 
 
-def _signature_name(step: int, manifest: bytes) -> str:
-    return f"{step_name(step)}/{hashlib.sha256(manifest).hexdigest()}.signature"
+def _signature_name(folder: str, manifest: bytes) -> str:
+    return f"{folder}/{hashlib.sha256(manifest).hexdigest()}.signature"
+
+
+def _attempt_in(folder: str, manifest: bytes | None) -> str | None:
+    """The folder of the attempt that a manifest names; None without one, or where it is damaged."""
+    try:
+        return f"{folder}/{json.loads(manifest or b'')['attempt']}"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def _checksum(path: Path, manifest: Manifest, name: str, part: int) -> str:

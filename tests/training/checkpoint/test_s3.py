@@ -27,6 +27,7 @@ from training.checkpoint.store import Store
 from training.checkpoint.tier import Directory
 from training.checkpoint.write import Snapshot
 from training.run.directory import RunDir
+from training.run.signing import KEY_FILE
 
 PLACE = "s3://checkpoints/team/tiny"
 
@@ -110,7 +111,13 @@ def test_a_large_file_goes_in_parts_whose_checksums_are_compared(bucket: Any, tm
     there.check_contents(there.sealed(1).manifest())
 
 
-def test_of_two_writers_exactly_one_commits(bucket: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text("k" * 32)
+    monkeypatch.setenv(KEY_FILE, str(tmp_path / "key"))
+
+
+def test_of_two_writers_exactly_one_commits(bucket: Any, tmp_path: Path, signed: None) -> None:
     """Eight writers have a step each of their own; the losers leave nothing behind."""
     stores = [RunDir(tmp_path / f"writer-{number}" / "tiny").checkpoints for number in range(8)]
     for directory in stores:
@@ -133,7 +140,7 @@ def test_of_two_writers_exactly_one_commits(bucket: Any, tmp_path: Path) -> None
     with ThreadPoolExecutor(len(stores)) as pool:
         told = list(pool.map(write, stores))
     assert sorted(told) == ["committed", *["step-00000030: another writer committed it meanwhile"] * 7]
-    assert len(objects()) == 3, "the manifest and two files"
+    assert len(objects()) == 4, "the manifest, its signature and two files"
     there = Bucket(PLACE)
     there.check_contents(there.sealed(30).manifest())
 
@@ -182,7 +189,7 @@ def test_commands_read_a_bucket(bucket: Any, run: RunDir, capsys: pytest.Capture
     assert "there is no such bucket" in capsys.readouterr().err
 
 
-def test_what_was_set_aside_goes_without_the_step_that_replaced_it(bucket: Any, run: RunDir) -> None:
+def test_what_was_set_aside_goes_without_the_step_that_replaced_it(bucket: Any, signed: None, run: RunDir) -> None:
     there = Bucket(PLACE)
     copy(Directory(run.checkpoints), there, 20)
     refused = there.quarantine(20)
@@ -191,7 +198,7 @@ def test_what_was_set_aside_goes_without_the_step_that_replaced_it(bucket: Any, 
     copy(Directory(run.checkpoints), there, 20)
     there.delete(refused)
     there.check_contents(there.sealed(20).manifest())
-    assert len(objects()) == 3, "the manifest and two files"
+    assert len(objects()) == 4, "the manifest, its signature and two files"
 
 
 def test_prune_keeps_the_newest_milestones_and_the_best(bucket: Any, tmp_path: Path) -> None:
