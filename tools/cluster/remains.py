@@ -4,6 +4,7 @@ Nothing here is ever deleted: none of it has a second proof that it is the clust
 cannot be listed is named as such, because a person may delete a cluster without the right to read all of this.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +16,7 @@ from tools.cluster.spec import Spec
 
 UNLISTED = "could not be listed"
 GB = 10**9
+MOST_OBJECTS = 100_000  # that are counted: S3 lists 1,000 of them a request
 LOGS = ("/aws/eks/{}/", "/aws/containerinsights/{}/")
 Listing = Callable[[Session, Spec], Iterator[Resource]]
 
@@ -85,17 +87,18 @@ def _logs(session: Session, spec: Spec) -> Iterator[Resource]:
 
 
 def _runs(session: Session, spec: Spec) -> Iterator[Resource]:
-    """Yield the prefix of the team's runs with the size of what is below it."""
+    """Yield the prefix of the team's runs with the size of what is below it, of which MOST_OBJECTS are counted."""
     bucket, prefix = spec.get("S3_BUCKET"), spec.get("S3_RUNS_PREFIX")
     if not bucket or not prefix:
         return
-    count = size = 0
-    for row in session.pages("s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=prefix):
-        count, size = count + 1, size + int(row["Size"])
-    if count:
+    rows = session.pages("s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=prefix)
+    sizes = [int(row["Size"]) for row in itertools.islice(rows, MOST_OBJECTS)]
+    if sizes:
+        more = next(rows, None) is not None
         why = f"holds checkpoints and models: aws s3 rm --recursive s3://{bucket}/{prefix}"
-        detail = f"{count:,} objects, {_size(size)}, without earlier versions"
-        yield Resource("runs", f"s3://{bucket}/{prefix}", detail, _gb(size, "s3_gb_month"), why)
+        detail = f"{'more than ' if more else ''}{len(sizes):,} objects, {_size(sum(sizes))}, without earlier versions"
+        price = None if more else _gb(sum(sizes), "s3_gb_month")
+        yield Resource("runs", f"s3://{bucket}/{prefix}", detail, price, why)
 
 
 def _balancers(session: Session, spec: Spec) -> Iterator[Resource]:
