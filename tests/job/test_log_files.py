@@ -256,6 +256,13 @@ def test_a_loss_that_is_no_number_is_told_in_any_form(yard: Yard, form: str, kin
     assert [cause["cause"] for cause in found["causes"]] == kinds
 
 
+def test_the_evidence_shows_what_is_no_number(yard: Yard) -> None:
+    """transformers prints a loss of 0 where it is not a number; the norm tells, and no step is invented."""
+    text = "\n".join(f"{{'loss': 0.0, 'grad_norm': nan, 'epoch': 0.{turn}}}" for turn in range(9))
+    (cause,) = yard.json("why", "--log", write("a.log", text), code=1)["causes"]
+    assert set(cause["evidence"]) == {"a.log: loss 0.0, gradient norm nan"}
+
+
 def test_an_error_of_the_program_is_shown_with_its_place(yard: Yard) -> None:
     log = write(
         "a.log",

@@ -111,6 +111,32 @@ def test_efa_in_one_zone_is_seen_in_every_form() -> None:
         assert (found.state is State.PASS) is (form not in ("another job", "")), form
 
 
+@pytest.mark.parametrize(
+    ("command", "place", "remedy"),
+    [
+        (["torchrun", "-m", "train"], "PyTorchJob/mnist-cpu: spec.nprocPerNode: 4", 'nprocPerNode: "2"'),
+        (["torchrun", "--nproc_per_node=4", "a.py"], ".command: --nproc-per-node=4", "--nproc-per-node=2"),
+        (
+            [
+                *("accelerate", "launch", "--num_machines=2", "--num_processes=8", "--machine_rank=0"),
+                *("--main_process_ip=mnist-cpu-worker-0", "--multi_gpu", "a.py"),
+            ],
+            ".command: --num_processes=8",
+            "--num_processes=4",
+        ),
+    ],
+)
+def test_what_decides_the_number_of_processes_is_named(command: list[str], place: str, remedy: str) -> None:
+    manifests = read(CORPUS / "good" / "worker-only-c10d.yaml")
+    spec = manifests.job()["spec"]
+    spec["nprocPerNode"] = "4"
+    container = spec["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    container |= {"command": command, "args": [], "resources": {"limits": {"nvidia.com/gpu": 2}}}
+    (found,) = [one for one in evaluate(manifests).of(State.FAIL) if one.details["rule"] == "processes"]
+    assert found.evidence[0].endswith(place)
+    assert found.remedy == remedy
+
+
 def test_the_corpus_has_a_bad_manifest_for_each_rule() -> None:
     headers = [header(path) for path in [*BAD, *WARN]]
     assert {rule for _, rule, _ in [*headers, *map(header, UNCLEAR)]} == set(rules.all)

@@ -52,7 +52,8 @@ def of_state(verdicts: Iterable[Verdict], state: State) -> list[Verdict]:
     found: dict[tuple[Any, ...], Verdict] = {}
     for one in (one for one in verdicts if one.state is state):
         key = one.details.get("rule"), one.summary, one.remedy
-        found[key] = replace(found[key], evidence=[*found[key].evidence, *one.evidence]) if key in found else one
+        before = found.get(key, one)
+        found[key] = replace(before, evidence=list(dict.fromkeys([*before.evidence, *one.evidence])))
     return list(found.values())
 
 

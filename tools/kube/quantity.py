@@ -68,6 +68,17 @@ def pod_requests(spec: Object) -> dict[str, Decimal]:
     return total
 
 
+def quota_keys(spec: Object) -> dict[str, Decimal]:
+    """Return what one pod takes, by each key that a ResourceQuota can limit."""
+    found = {"pods": Decimal(1), "count/pods": Decimal(1)}
+    for resource, value in pod_requests(spec).items():
+        found |= {f"requests.{resource}": value, resource: value}
+    for container in spec.get("containers") or []:
+        limits = amounts((container.get("resources") or {}).get("limits") or {})
+        _add(found, {f"limits.{name}": limits[name] for name in ("cpu", "memory") if name in limits})
+    return found
+
+
 def extended(name: str) -> bool:
     """Return whether a resource is a device or huge pages, which are whole and cannot be overcommitted."""
     return "/" in name or name.startswith("hugepages-")

@@ -26,7 +26,9 @@ from tools.workload.wrappers import Part
 
 # Other API groups have other kinds of these names: Volcano has a Job, Calico a NetworkPolicy.
 GROUPS = {
-    **dict.fromkeys(("Pod", "Service", "ConfigMap", "Secret", "PersistentVolumeClaim"), ""),
+    **dict.fromkeys(
+        ("Pod", "Service", "ConfigMap", "Secret", "PersistentVolumeClaim", "ResourceQuota", "LimitRange"), ""
+    ),
     **dict.fromkeys(("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"), "apps"),
     "CronJob": "batch",
     "NetworkPolicy": "networking.k8s.io",

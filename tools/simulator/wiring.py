@@ -173,7 +173,10 @@ def _judge(nodes: Sequence[Node], job: Workload) -> None:
             f"the maximum of the number of nodes must be {count}; {remedy}",
         )
     if low > count:
-        raise Finding(f"it never starts: it waits for {low} nodes, but there are {count} pods", remedy)
+        raise Finding(
+            f"it never starts: it waits for {low} nodes, but there are {count} pods",
+            f"the minimum of the number of nodes must be {count}; {remedy}",
+        )
     ranks = [node.rank for node in nodes if node.rank is not None]
     if ranks and sorted(ranks) != list(range(count)):
         listed = ", ".join(f"{node.pod.name} {node.rank}" for node in nodes)

@@ -11,7 +11,7 @@ from tools.job.snapshot.kinds import OPERATOR_IMAGE, QUEUE_LABEL
 from tools.job.snapshot.pod import template_specs
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
-from tools.kube.quantity import amounts, pod_requests
+from tools.kube.quantity import amounts, quota_keys
 from tools.workload.workload import JobState
 
 TOGETHER = 5.0  # seconds in which the operator creates all pods of a job
@@ -139,16 +139,5 @@ def quota(snapshot: Snapshot) -> Iterator[Cause]:
 
 def _wanted(snapshot: Snapshot) -> dict[str, Decimal]:
     """Return what one more pod takes, by each key that a quota can limit."""
-    most: dict[str, Decimal] = {"pods": Decimal(1), "count/pods": Decimal(1)}
-    for spec in template_specs(snapshot.workload):
-        limits = [
-            amounts((container.get("resources") or {}).get("limits") or {})
-            for container in spec.get("containers") or []
-        ]
-        for resource, value in pod_requests(spec).items():
-            for key in (f"requests.{resource}", resource):
-                most[key] = max(most.get(key, Decimal(0)), value)
-        for resource in ("cpu", "memory"):
-            key, total = f"limits.{resource}", sum((one.get(resource, Decimal(0)) for one in limits), Decimal(0))
-            most[key] = max(most.get(key, Decimal(0)), total)
-    return most
+    each = [quota_keys(spec) for spec in template_specs(snapshot.workload)]
+    return {key: max(one.get(key, Decimal(0)) for one in each) for key in {key for one in each for key in one}}

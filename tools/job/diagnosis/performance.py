@@ -102,15 +102,21 @@ def lost(records: list[Record]) -> Iterator[Cause]:
     """The newest losses or gradients of these records are not finite."""
     losses = [record for record in records if record.loss is not None]
     if len(losses) >= LOST and not any(map(_finite, losses[-LOST:])):
-        evidence = [f"step {record.step}: loss {record.loss}" for record in losses[-LOST:]]
+        evidence = [_shown(record) for record in losses[-LOST:]]
         summary = "the loss is no longer finite, and the run continues"
         yield Cause("nan", Layer.FAILED, summary, evidence)
         return
     last = losses[-NO_GRADIENT:]
     if len(last) == NO_GRADIENT and all(math.isnan(record.grad_norm or 0.0) for record in last):
-        evidence = [f"step {one.step}: loss {one.loss}, gradient norm {one.grad_norm}" for one in last[-LOST:]]
+        evidence = [_shown(record) for record in last[-LOST:]]
         summary = "the gradients are no longer finite, and the run continues"
         yield Cause("nan", Layer.FAILED, summary, evidence)
+
+
+def _shown(record: Record) -> str:
+    where = "" if record.step is None else f"step {record.step}: "
+    norm = "" if record.grad_norm is None else f", gradient norm {record.grad_norm}"
+    return f"{where}loss {record.loss}{norm}"
 
 
 def _finite(record: Record) -> bool:

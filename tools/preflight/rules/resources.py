@@ -8,10 +8,12 @@ from tools.core.repo import nearest
 from tools.core.tables import load
 from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.facts.instances import EFA, NEURON, NVIDIA, Instance
-from tools.kube.quantity import amount, extended, plain, requests
+from tools.kube.manifests import Object, name_of
+from tools.kube.quantity import amount, amounts, extended, plain, quota_keys, requests
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import ACCELERATORS, NEURON_CORE, NEURON_DEVICE, Job, Subject, Template
 from tools.simulator.command_line import option, words
+from tools.simulator.node import Node
 from tools.simulator.volumes import texts
 
 MIB = Decimal(2**20)
@@ -19,6 +21,7 @@ SMALLEST_MEMORY = MIB
 MOST_PROCESSORS = 1000
 HUGEPAGES = "hugepages-2Mi"
 OTHERS: list[str] = load("preflight/words.yaml")["other accelerators"]
+PROCESSES = {"torchrun": "nproc-per-node", "accelerate": "num_processes", "deepspeed": "num_gpus"}
 
 
 @rule("quantities", each="templates")
@@ -102,7 +105,11 @@ def _fits(subject: Subject, resource: str, unit: str, capacity: Capacity) -> Ite
         elif not selected.unknown:
             most = _with_unit(max(offers.values()), unit)
             summary = f"{resource} {_with_unit(need, unit)} per pod, but {listed}"
-            yield bad(place, summary, f"request {most} or less, or select a larger type")
+            none = not any(offers.values())
+            remedy = (
+                f"select a type that has {resource}" if none else f"request {most} or less, or select a larger type"
+            )
+            yield bad(place, summary, remedy)
 
 
 def _with_unit(number: Decimal, unit: str) -> str:
@@ -153,6 +160,45 @@ def _devices(one: Instance, resource: str) -> Decimal:
         return Decimal(one.accelerators * one.cores_per_accelerator)
     same = one.device_resource == (NEURON if resource == NEURON_DEVICE else resource)
     return Decimal(one.accelerators if same else 0)
+
+
+@rule("quota", each="jobs")
+def quota(subject: Subject, job: Job) -> Iterator[Verdict]:
+    here = (job.item.get("metadata") or {}).get("namespace")
+    same = [one for one in subject.objects if one["metadata"].get("namespace") == here]
+    for item in (one for one in same if one["kind"] == "ResourceQuota"):
+        yield from _within_quota(job, item.get("spec") or {}, f"ResourceQuota {name_of(item)}")
+    for item in (one for one in same if one["kind"] == "LimitRange"):
+        for most in (item.get("spec") or {}).get("limits") or []:
+            if most.get("type") == "Container":
+                yield from _within_range(job, amounts(most.get("max") or {}), f"LimitRange {name_of(item)}")
+
+
+def _within_quota(job: Job, spec: Object, name: str) -> Iterator[Verdict]:
+    if spec.get("scopes") or spec.get("scopeSelector"):
+        return  # it counts some of the pods only
+    wanted: dict[str, Decimal] = {}
+    for template in job.templates:
+        for key, value in quota_keys(template.spec).items():
+            wanted[key] = wanted.get(key, Decimal(0)) + value * template.replicas
+    for key, most in amounts(spec.get("hard") or {}).items():
+        if key in wanted:
+            need, allowed = (_with_unit(number, "Mi" if "memory" in key else "") for number in (wanted[key], most))
+            place = Place(job.object, f"spec: {key} of all pods", need)
+            summary = f"all pods take {key} {need}, and {name} allows {allowed}"
+            yield good(place, summary) if wanted[key] <= most else bad(place, summary, "fewer pods, or a larger quota")
+
+
+def _within_range(job: Job, most: dict[str, Decimal], name: str) -> Iterator[Verdict]:
+    for template in job.templates:
+        for path, container in template.containers():
+            for kind, given in (container.get("resources") or {}).items():
+                for resource, value in amounts(given if kind in ("limits", "requests") else {}).items():
+                    if value > most.get(resource, value):
+                        place = Place(job.object, f"{path}.resources.{kind}.{resource}", given[resource])
+                        allowed = _with_unit(most[resource], "Mi" if resource == "memory" else "")
+                        summary = f"{name} allows {resource} {allowed} in a container"
+                        yield bad(place, summary, "request less, or raise the maximum")
 
 
 @rule("efa-even", each="jobs")
@@ -243,16 +289,25 @@ def processes(subject: Subject, job: Job) -> Iterator[Verdict]:
         devices = _devices_for_processes(template)
         if node is None or node.processes is None or devices is None or node.launch.torchrun is None:
             continue
-        operated = job.workload.kind in ("PyTorchJob", "HyperPodPyTorchJob")
-        path = "spec.nprocPerNode" if operated else template.trainer()[0]
-        remedy = f'nprocPerNode: "{plain(devices)}"' if operated else f"--nproc-per-node={plain(devices)}"
-        place = Place(job.object, path, node.processes)
+        place, remedy = _where_processes(job, template, node, devices)
         if node.processes == devices:
             yield good(place, f"one process for each of {plain(devices)}")
         else:
             summary = f"{node.processes} processes per pod for {plain(devices)} accelerators"
             verdict = bad if node.processes > devices else doubtful
             yield verdict(place, summary, remedy)
+
+
+def _where_processes(job: Job, template: Template, node: Node, devices: Decimal) -> tuple[Place, str]:
+    """Return the place that decides the number of processes, and the remedy. An option wins over the field."""
+    launcher, given = ("torchrun", []) if (found := node.launch.torchrun) is None else (found.launcher, found.words)
+    name = PROCESSES.get(launcher, PROCESSES["torchrun"])
+    asked = option(given, [name])
+    if asked is None and job.workload.kind in ("PyTorchJob", "HyperPodPyTorchJob"):
+        return Place(job.object, "spec.nprocPerNode", node.processes), f'nprocPerNode: "{plain(devices)}"'
+    pods = node.nodes[1] if launcher == "accelerate" else 1  # its option counts those of all pods
+    value = node.processes if asked is None else f"--{name}={asked[1]}"
+    return Place(job.object, f"{template.trainer()[0]}.command", value), f"--{name}={plain(devices * pods)}"
 
 
 def _devices_for_processes(template: Template) -> Decimal | None:
