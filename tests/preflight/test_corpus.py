@@ -87,7 +87,9 @@ def test_missing_information_is_reported_as_unknown(path: Path) -> None:
 
 def test_efa_in_one_zone_is_seen_in_every_form() -> None:
     """Without a form the verdict is a warning."""
-    for form in ("affinity", "match keys", "selector", "Kueue", "another job", ""):
+    bad = ("another job", "keys alone", "topology.kubernetes.io/region", "")
+    layer = "topology.k8s.aws/network-node-layer-1"
+    for form in ("affinity", "layer", "match keys", "selector", "zone id", "topology.kubernetes.io/zone", layer, *bad):
         manifests = read(CORPUS / "good" / "p5-efa.yaml")
         template = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
         affinity = template["spec"]["affinity"]
@@ -98,17 +100,22 @@ def test_efa_in_one_zone_is_seen_in_every_form() -> None:
                 "labelSelector": {"matchLabels": {"app": "x"}},
                 "matchLabelKeys": ["training.kubeflow.org/job-name"],
             }
+        elif form == "keys alone":
+            term |= {"labelSelector": None, "matchLabelKeys": ["training.kubeflow.org/job-name"]}
+        elif form == "layer":
+            term["topologyKey"] = layer
         elif form == "another job":
             term["labelSelector"] = {"matchLabels": {"training.kubeflow.org/job-name": "other"}}
         elif form != "affinity":
             del affinity["podAffinity"]
         if form == "selector":
             template["spec"]["nodeSelector"] = {"topology.kubernetes.io/zone": "us-west-2a"}
-        if form == "Kueue":
-            key = "kueue.x-k8s.io/podset-required-topology"
-            template["metadata"] = {"annotations": {key: "topology.kubernetes.io/zone"}}
+        if form == "zone id":
+            template["spec"]["nodeSelector"] = {"topology.k8s.aws/zone-id": "usw2-az1"}
+        if "/" in form:
+            template["metadata"] = {"annotations": {"kueue.x-k8s.io/podset-required-topology": form}}
         (found,) = [one for one in evaluate(manifests).verdicts if one.details["rule"] == "efa-one-zone"]
-        assert (found.state is State.PASS) is (form not in ("another job", "")), form
+        assert (found.state is State.PASS) is (form not in bad), form
 
 
 @pytest.mark.parametrize(

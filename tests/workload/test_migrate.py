@@ -144,10 +144,10 @@ def test_selectors_of_the_file_find_the_new_pods(labels: dict[str, str], found: 
 
 def test_what_reads_the_operators_labels_in_a_pod_reads_the_new_ones() -> None:
     item = job(elastic=ELASTIC, container={"command": ["torchrun", "a.py"]})
-    spec = item["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    spec, new = item["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"], "jobset.sigs.k8s.io/jobset-name"
     term = {"labelSelector": {"matchExpressions": [{"key": NAME, "operator": "In", "values": ["mnist"]}]}}
     spec["topologySpreadConstraints"] = [
-        {**term, "topologyKey": "a", "whenUnsatisfiable": "b", "matchLabelKeys": [NAME]}
+        {**term, "topologyKey": "a", "whenUnsatisfiable": "b", "matchLabelKeys": [NAME, new]}
     ]
     files = [
         {"path": key, "fieldRef": {"fieldPath": f"metadata.labels['{LABELS}{key}']"}}
@@ -155,9 +155,10 @@ def test_what_reads_the_operators_labels_in_a_pod_reads_the_new_ones() -> None:
     ]
     spec["volumes"] = [{"name": "pod", "downwardAPI": {"items": files}}]
     made = migrated(item)
-    (pod, *_), new = made.job.pods(), "jobset.sigs.k8s.io/jobset-name"
+    (pod, *_) = made.job.pods()
     (spread,) = pod.spec["topologySpreadConstraints"]
-    assert spread["labelSelector"]["matchExpressions"][0]["key"] == new == spread["matchLabelKeys"][0]
+    assert spread["labelSelector"]["matchExpressions"][0]["key"] == new
+    assert spread["matchLabelKeys"] == [new]  # the cells with EFA have both
     paths = [one["fieldRef"]["fieldPath"] for one in pod.spec["volumes"][0]["downwardAPI"]["items"]]
     assert paths == [f"metadata.labels['{new}']", "metadata.annotations['batch.kubernetes.io/job-completion-index']"]
     assert not any("names training" in text for text in made.said), made.said

@@ -295,7 +295,7 @@ def _relabelled(value: Any, names: dict[str, str], labels: dict[tuple[str, str],
     for key, inner in value.items():
         pair = (key, inner) if isinstance(inner, str) else ("", "")
         name, new = labels.get(pair) or (key, _relabelled(inner, names, labels))
-        made[name] = new
+        made[name] = list(dict.fromkeys(new)) if key == "matchLabelKeys" else new  # a cell's has both labels
     key, selected = made.get("key"), made.get("values") or []
     if "operator" in made and key in names and (not selected or any((key, one) in labels for one in selected)):
         made["key"] = names[key]

@@ -14,6 +14,9 @@ from tools.preflight.rule import Place, rule
 from tools.preflight.subject import INSTANCE_LABELS, Job, Subject, Template
 
 TOPOLOGY = "kueue.x-k8s.io/podset-required-topology"
+ZONE_ID = "topology.k8s.aws/zone-id"
+# Labels of nodes that share one zone: EKS's groups of the network lie in a zone.
+WITHIN_ZONE = re.compile(rf"{re.escape(ZONE)}|{re.escape(ZONE_ID)}|topology\.k8s\.aws/network-node-layer-[1-9]")
 TYPE_NAME = re.compile(r"[a-z]+[0-9][a-z0-9-]*\.(nano|micro|small|medium|large|xlarge|[0-9]+xlarge|metal(-[0-9]+xl)?)")
 ALMOST = 0.85  # similarity of a misspelt label to the right one
 ARCH_LABELS = ("kubernetes.io/arch", "beta.kubernetes.io/arch")
@@ -91,24 +94,30 @@ def efa_one_zone(subject: Subject, job: Job) -> Iterator[Verdict]:
 
 def _zone(template: Template) -> str:
     """Return the only zone that a pod may be in, an empty text if it may be in several."""
-    fixed = (template.spec.get("nodeSelector") or {}).get(ZONE)
-    allowed = set(allowed_values(template.spec, ZONE))
-    return str(fixed or (allowed.pop() if len(allowed) == 1 else ""))
+    for label in (ZONE, ZONE_ID):
+        fixed = (template.spec.get("nodeSelector") or {}).get(label)
+        allowed = set(allowed_values(template.spec, label))
+        if fixed or len(allowed) == 1:
+            return str(fixed or allowed.pop())
+    return ""
 
 
 def _spread(template: Template) -> str:
     """Return the field that puts the pods of a template into different zones, an empty text without one."""
-    if any(_own(term, template) for term in _terms(template, "podAntiAffinity")):
+    if any(term["topologyKey"] == ZONE and _own(term, template) for term in _terms(template, "podAntiAffinity")):
         return "podAntiAffinity"
-    hard = template.spec.get("topologySpreadConstraints") or []
-    spreads = any(one["whenUnsatisfiable"] == "DoNotSchedule" and _own(one, template) for one in hard)
+    constraints = template.spec.get("topologySpreadConstraints") or []
+    hard = [one for one in constraints if one["whenUnsatisfiable"] == "DoNotSchedule" and one["topologyKey"] == ZONE]
+    spreads = any(_own(one, template) for one in hard)
     return "topologySpreadConstraints" if spreads else ""
 
 
 def _together(template: Template) -> bool:
     """Return whether pod affinity or Kueue keeps a job's pods in one zone."""
-    annotations = template.metadata.get("annotations") or {}
-    return TOPOLOGY in annotations or any(_own(term, template) for term in _terms(template, "podAffinity"))
+    if WITHIN_ZONE.fullmatch((template.metadata.get("annotations") or {}).get(TOPOLOGY) or ""):
+        return True
+    terms = _terms(template, "podAffinity")
+    return any(WITHIN_ZONE.fullmatch(term["topologyKey"]) and _own(term, template) for term in terms)
 
 
 def _terms(template: Template, kind: str) -> list[Object]:
@@ -116,13 +125,11 @@ def _terms(template: Template, kind: str) -> list[Object]:
 
 
 def _own(term: Object, template: Template) -> bool:
-    """Return whether a term over zones selects the template's own pods, with the labels of their controller."""
+    """Return whether a term selects the template's own pods, with the labels of their controller."""
     job, labels = template.workload, dict(template.metadata.get("labels") or {})
     if job is not None:
         labels |= {job.job_label: job.name, "job-name": job.name}
-    selector = term.get("labelSelector")
-    own = selects(selector, labels) if selector is not None else bool(term.get("matchLabelKeys"))
-    return own and term["topologyKey"] == ZONE
+    return selects(term.get("labelSelector"), labels)
 
 
 @rule("architecture", each="templates")
