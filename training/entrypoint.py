@@ -34,7 +34,7 @@ GUARD = str(Path(__file__).resolve().parent / "guard")
 
 
 def _command(words: Sequence[str]) -> list[str]:
-    """Return the command; where it is safe, the launcher that forks its ranks stands in place of torchrun."""
+    """Return the command; where it is safe, the launcher that forks its ranks replaces torchrun."""
     if not launcher.suits(words):
         return list(words)
     return [sys.executable, "-m", "training.pod.launcher", *words[1:]]

@@ -1,4 +1,4 @@
-"""Read the tables that stand in YAML files beside the code."""
+"""Read the tables in the YAML files beside the code."""
 
 import functools
 import re

@@ -85,7 +85,7 @@ class TrainJob(Workload):
 
     @property
     def _replicated_jobs(self) -> list[Object]:
-        """Return the replicated Jobs as they stand in the runtime; none without a runtime."""
+        """Return the replicated Jobs as the runtime has them; none without a runtime."""
         jobs: list[Object] = [] if self.runtime is None else self.runtime["spec"]["template"]["spec"]["replicatedJobs"]
         return jobs
 

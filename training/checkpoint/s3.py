@@ -175,7 +175,7 @@ class Bucket:
     def delete(self, name: str) -> None:
         """Delete everything of a step, its manifest first, so that what is left is not a step.
 
-        Of a refused one whose step was committed again, the new files stay.
+        If a refused step was committed again, its new files stay.
         """
         folder, _, refused = name.partition("/")
         new = self._manifest(f"{folder}/{MANIFEST}") if refused else None

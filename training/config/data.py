@@ -46,7 +46,7 @@ class Data(Section):
 
     source: str = Field(min_length=1)
     """A file, directory, glob, URL or hf://datasets/... of the Hugging Face hub, python-stdlib or
-    python-help, or a list of them; with `stream` it may be left out and is then C4."""
+    python-help, or a list of them; with `stream` the default is C4."""
 
     text_field: str = Field(default="text", min_length=1)
     """The field that holds a row's text in JSONL and Parquet files."""
@@ -66,7 +66,7 @@ class Data(Section):
     """The names of a format's fields in the rows where they differ, for example {input: context}."""
 
     learn: Literal["last", "reasoning", "answer"] | None = None
-    """Which tokens of a chat are learned: all turns of the assistant without this key, else its `last` turn,
+    """Which tokens of a chat are learned. Without this key these are all turns of the assistant, else its `last` turn,
     the last turn's `reasoning` and answer, or only the last turn's `answer`, whose reasoning is read."""
 
     packing: bool = True

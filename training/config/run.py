@@ -30,9 +30,9 @@ class Device(Section):
     off for neuron, which compiles whole graphs itself."""
 
     float8: Literal["off", "tensorwise", "rowwise"] = "off"
-    """How the layers' matrix products are rounded to float8, by torchao: with one scale for each tensor or each
-    row, or not at all; for compiled bf16 pre-training and whole fine-tunes on cards that multiply float8 (Ada,
-    Hopper and later; rowwise from Hopper on), in an image with the package torchao, which ours leave out."""
+    """How torchao rounds the layers' matrix products to float8: with one scale for each tensor or each row, or not at
+    all. It is for compiled bf16 pre-training and whole fine-tunes on cards that multiply float8 (Ada, Hopper and later;
+    rowwise from Hopper on). It needs the package torchao, which trainyard's images do not have."""
 
     cacheset: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "auto"
     """Name of the directory of compiled graphs on neuron, in the run's own cache, used by one job at a time;
@@ -70,10 +70,9 @@ class Parallel(Section):
     they read the same samples; for models of llama, mistral and qwen2 with an output head of their own."""
 
     activation_checkpointing: str = "none"
-    """What a block keeps for its backward pass: `none` everything; `selective` the results of attention and
-    of every second matrix product; `full` its input only; `budget:0.5` that share of the memory of `none`,
-    chosen by the compiler; `offload` everything, but in the host's memory; what is not kept is computed
-    again."""
+    """What a block keeps for its backward pass; the rest is computed again. `none` keeps everything; `selective` the
+    results of attention and of every second matrix product; `full` its input only; `budget:0.5` that share of the
+    memory of `none`, chosen by the compiler; `offload` everything, but in the host's memory."""
 
     @field_validator("activation_checkpointing")
     @classmethod
@@ -118,7 +117,7 @@ class Kept(Section):
     """Checkpoints whose step this number divides are kept as milestones; a multiple of `every`, or 0 for none."""
 
     keep_best: Whole = 0
-    """Number of the checkpoints with the lowest held-out loss that are kept besides; 0 for none."""
+    """Number of the checkpoints with the lowest held-out loss that are also kept; 0 for none."""
 
     key: ClassVar[str]
 

@@ -81,18 +81,18 @@ class Train(Section):
     """Upper limit of the gradients' global norm; larger gradients are scaled down to it."""
 
     on_nan: Annotated[str, AfterValidator(_reaction)] = "stop"
-    """What follows a step whose loss or gradient norm is not finite. `stop` ends the run; `skip` leaves the step's
-    update out, at most 10 times in a row, and makes each step wait for its loss; `rollback:N` loads the newest good
-    checkpoint and continues behind the data of the steps since then, at most N times in a run."""
+    """Reaction to a step whose loss or gradient norm is not finite. `stop` ends the run. `skip` leaves out the step's
+    update, at most 10 times in a row, and makes each step wait for its loss. `rollback:N` loads the newest good
+    checkpoint and skips the data of the steps since then, at most N times in a run."""
 
     on_spike: Annotated[str, AfterValidator(_reaction)] = "ignore"
-    """What follows a loss or gradient norm more than 6 standard deviations above its mean over the last 128 steps:
-    as `on_nan`, or `ignore`; nothing is judged before 64 steps."""
+    """Reaction to a loss or gradient norm more than 6 standard deviations above its mean over the last 128 steps: as
+    `on_nan`, or `ignore`. The check begins after 64 steps."""
 
     check_replicas_every: Whole = 0
-    """Number of steps between two comparisons of the parameters that several ranks hold, and before each save: a rank
-    whose parameters differ ends the run, and nothing is saved; 0 for none, also for `fsdp`, whose ranks hold each
-    parameter once."""
+    """Number of steps between two comparisons of the parameters that several ranks hold; they are also compared before
+    each save. A rank whose parameters differ ends the run, and nothing is saved. 0 for none; with `fsdp` there is
+    nothing to compare, because each parameter exists once."""
 
     eval_every: Count
     """Number of steps between two evaluations on held-out data; one more follows the last step."""

@@ -29,7 +29,7 @@ READ_KINDS = ", ".join(dict.fromkeys(key.partition(".")[0] for key in READ | WRA
 class LiveJob:
     """A job of a cluster, and the topmost object that made it, None if a user made the job itself.
 
-    Of an owner whose kind is not read, only the reference in the job is known: it has no spec. The job of an
+    If the owner's kind is not read, only the reference in the job is known: it has no spec. The job of an
     AppWrapper that waits does not exist: then `workload` is its template, which has no UID.
     """
 
