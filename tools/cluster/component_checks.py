@@ -52,6 +52,9 @@ def operator(spec: Spec, snapshot: Snapshot) -> Finding | None:
     if silent:
         summary = "PyTorchJobs are served, but their webhook or controller does not answer"
         return bad("operator", summary, "wait, or check the pods of the operator", *silent)
+    if not _traces(snapshot, "kubeflow.org", ["training-operator"]):
+        summary = "PyTorchJobs are served, and nothing shows that the operator runs"
+        return warn("operator", summary, _apply(spec, "plugins", "training-operator"))
     return good("operator", "PyTorchJobs are served, and their webhooks have endpoints")
 
 
@@ -69,12 +72,17 @@ def controllers(spec: Spec, snapshot: Snapshot) -> Finding | None:
     ill = [
         f"{name}: the CRD {name_of(crd)} is not established" for name, crd in served.items() if not _is_established(crd)
     ]
+    absent = []
     for name in served:
         row = CONTROLLERS[name]
         silent = _silent(snapshot, row["group"]) + _without_replica(snapshot, row["images"])
         ill += [f"{name}: {line}" for line in silent]
+        absent += [] if _traces(snapshot, row["group"], row["images"]) else [name]
     if ill:
         return bad("controllers", f"{len(ill)} parts of controllers do not answer", "check their pods and events", *ill)
+    if absent:
+        summary = f"types are served, and nothing shows that a controller of {', '.join(absent)} runs"
+        return warn("controllers", summary, "install it; without it a job of such a type stays as it is created")
     return good("controllers", f"{', '.join(served)}: types served, controllers running") if served else None
 
 
@@ -275,23 +283,40 @@ def _is_established(crd: Object) -> bool:
 def _silent(snapshot: Snapshot, group: str) -> list[str]:
     """Return the webhooks that judge objects of an API group and have no ready endpoint."""
     return [
-        f"{hook['name']}: {service['namespace']}/{service['name']} has no ready endpoint"
+        f"{hook}: {service['namespace']}/{service['name']} has no ready endpoint"
+        for hook, service in _webhooks(snapshot, group)
+        if not _has_endpoint(snapshot, service["namespace"], service["name"])
+    ]
+
+
+def _webhooks(snapshot: Snapshot, group: str) -> list[tuple[str, Object]]:
+    """Return the webhooks that judge objects of an API group, each with its Service."""
+    return [
+        (hook["name"], service)
         for configuration in [*snapshot.of(OPERATOR_WEBHOOK), *snapshot.of(MUTATING)]
         for hook in configuration.get("webhooks") or []
         if (service := (hook.get("clientConfig") or {}).get("service"))
         if any(group in (rule.get("apiGroups") or []) for rule in hook.get("rules") or [])
-        if not _has_endpoint(snapshot, service["namespace"], service["name"])
     ]
+
+
+def _traces(snapshot: Snapshot, group: str, names: list[str]) -> list[Any]:
+    """Return what shows that a controller was installed: its webhooks, and Deployments with its images."""
+    return [*_webhooks(snapshot, group), *_deployments(snapshot, names)]
 
 
 def _without_replica(snapshot: Snapshot, names: list[str]) -> list[str]:
     """Return the Deployments with these images that have no available replica."""
     return [
         f"Deployment {one['metadata'].get('namespace')}/{name_of(one)} has no available replica"
-        for one in snapshot.of(DEPLOYMENTS)
-        if any(last_word(image)[0] in names for image in images(one))
+        for one in _deployments(snapshot, names)
         if not (one.get("status") or {}).get("availableReplicas")
     ]
+
+
+def _deployments(snapshot: Snapshot, names: list[str]) -> list[Object]:
+    """Return the Deployments with these images."""
+    return [one for one in snapshot.of(DEPLOYMENTS) if any(last_word(image)[0] in names for image in images(one))]
 
 
 def _has_endpoint(snapshot: Snapshot, namespace: str, service: str) -> bool:
