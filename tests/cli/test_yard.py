@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,6 +79,26 @@ def test_a_config_error_is_an_error_line(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(cli.yard, "main", fail)
     assert cli.invoke([]) == 2
     assert capsys.readouterr().err == "error: model.yaml:3: wrong\n"
+
+
+def test_what_the_file_system_refuses_is_an_error_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The controls are errors that only a fault of this program can have."""
+
+    def fail(problem: OSError) -> None:
+        def main(**_: Any) -> None:
+            raise problem
+
+        monkeypatch.setattr(cli.yard, "main", main)
+
+    fail(PermissionError(errno.EACCES, os.strerror(errno.EACCES), "runs/theirs\x1b[31m"))
+    assert cli.invoke([]) == 3
+    assert capsys.readouterr().err == "error: runs/theirs\\x1b[31m: Permission denied\n"
+    for fault in (PermissionError(errno.EACCES, "no file is named"), FileNotFoundError(errno.ENOENT, "gone", "x")):
+        fail(fault)
+        with pytest.raises(type(fault)):
+            cli.invoke([])
 
 
 def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
+import os
 import re
 import shutil
 from decimal import Decimal
@@ -14,11 +16,13 @@ import pytest
 
 from tests.job.conftest import Cluster, NewWorld, Yard
 from tests.training.test_ledger import LIFE, write
+from tools.cli import invoke
 from tools.core import repo
 from tools.facts.instances import instance
 from tools.job import goodput
 from tools.job.goodput import TO_DO, apportioned
 from training.run.directory import RunDir, read_json, write_json
+from training.run.heartbeat import changes_of
 from training.run.ledger import CATEGORIES
 
 
@@ -94,6 +98,39 @@ def test_bad_input_is_one_sentence(
         (tmp_path / "half" / "heartbeat").mkdir(parents=True)
         (tmp_path / "half" / "heartbeat" / "rank-00000.phases.jsonl").write_text('{"time": 17\n{"tim')
     assert message in yard.err("goodput", *words, code=code)
+
+
+def test_a_rank_whose_phases_cannot_be_read_is_named(run: RunDir, yard: Yard, tmp_path: Path) -> None:
+    """Half of the ranks would be half of the bill."""
+    changes_of(run.heartbeat, 0).write_bytes(b"\xff\x1b[31m\n" * 3)
+    part = yard.json("goodput", str(run.path), code=3)
+    assert part["not_seen"] == ["CANNOT TELL: run: rank 0 is not counted: no phases of it can be read"]
+    assert (part["runs"][0]["ranks"], part["runs"][0]["rank_seconds"]) == (1, 155)
+    assert "rank 0: 3 lines are damaged and are left out" in part["runs"][0]["notes"]
+    assert invoke(["report", str(run.path), "--to", str(tmp_path / "page.html")]) == 0
+    assert part["not_seen"][0] in (tmp_path / "page.html").read_text(encoding="utf-8")
+    changes_of(run.heartbeat, 0).unlink()
+    write_json(run.run, {"world_size": 3})
+    assert "rank 0,2 is not counted" in yard("goodput", str(run.path), code=3).err
+
+
+def test_a_run_that_may_not_be_read_hides_no_other(
+    run: RunDir, yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = RunDir(tmp_path / "theirs")
+    shutil.copytree(run.path, theirs.path)
+    real = os.listdir
+
+    def refused(path: Path) -> list[str]:
+        if Path(path) == theirs.heartbeat:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", refused)  # a right does not keep root out
+    part = yard.json("goodput", str(tmp_path), code=3)
+    assert [one["run"] for one in part["runs"]] == ["run"]
+    assert part["not_seen"] == [f"CANNOT TELL: {theirs.heartbeat}: Permission denied"]
+    assert "Permission denied" in yard.err("goodput", str(theirs.path), code=3)
 
 
 def test_an_unknown_instance_type_names_the_nearest(run: RunDir, yard: Yard) -> None:

@@ -1,5 +1,6 @@
 """The `yard` command: finds the command's module by its name and imports only that one."""
 
+import errno
 import functools
 import io
 import itertools
@@ -14,6 +15,8 @@ from tools.cli._lazy_group import LazyGroup
 from tools.core import UserError, output, repo
 
 COMMANDS = Path(__file__).resolve().parent
+# What a file system answers for reasons outside of this program: rights, and a disk that is full or broken.
+STORAGE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 
 EPILOG = """\b
 Examples:
@@ -82,6 +85,11 @@ def invoke(arguments: list[str] | None = None) -> int:
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
         )  # the reader has closed the pipe: drop what is buffered
         return 1
+    except OSError as problem:
+        if problem.filename is None or problem.errno not in STORAGE:
+            raise
+        output.error(f"{os.fsdecode(problem.filename)}: {problem.strerror}")
+        return 3
     except Exception as problem:
         if not _is_config_error(problem):
             raise

@@ -1,6 +1,7 @@
 """What a run's time was used for, in seconds and dollars: its ledger, with prices, causes and what to do."""
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,14 +12,16 @@ from typing import Any
 
 from tools.core import UserError, duration, output, tables
 from tools.facts.instances import HYPERPOD_PREFIX, INSTANCE_LABEL, INSTANCES, instance
+from tools.job import ranks
 from tools.job.runs import Run
 from tools.job.snapshot import JobPod, Snapshot
 from tools.job.snapshot.snapshot import event_time
 from tools.kube import Object
+from training.checkpoint.errors import CheckpointError
 from training.checkpoint.layout import committed_steps
 from training.run import ledger
 from training.run.directory import read_json
-from training.run.ledger import CATEGORIES, UNPAID, Ledger
+from training.run.ledger import CATEGORIES, UNPAID, Evidence, Ledger
 
 TO_DO: Mapping[str, str] = tables.load("job/tables.yaml")["losses"]
 LARGEST = 3  # losses that are explained
@@ -57,6 +60,13 @@ class Account:
             for span in spans:
                 shares[span.category] += 0 if span.category in UNPAID else rate * (span.end - span.start)
         return apportioned(shares)
+
+    @property
+    def gap(self) -> str | None:
+        """What the account lacks."""
+        lacking = self.ledger.missing
+        told = f"rank {ranks.spans(lacking)} is not counted: no phases of it can be read"
+        return f"CANNOT TELL: {self.name}: {told}" if lacking else None
 
     def losses(self) -> list[tuple[str, int]]:
         """The largest categories that are not training, with their seconds."""
@@ -97,8 +107,8 @@ class Account:
         """Return the account for people."""
         book, seconds, cents = self.ledger, self.seconds, self.cents
         wall = sum(seconds.values())
-        ranks, restarts = output.count(len(book.ranks), "rank"), output.count(book.restarts, "restart")
-        yield f"{self.name}: {ranks}, {duration(wall / len(book.ranks))} each, {restarts}"
+        size, restarts = output.count(len(book.ranks), "rank"), output.count(book.restarts, "restart")
+        yield f"{self.name}: {size}, {duration(wall / len(book.ranks))} each, {restarts}"
         rows = [
             (
                 name,
@@ -140,7 +150,15 @@ def of(run: Run, machine: str | None = None, since: float | None = None) -> Acco
 
     Raises UserError (3) if the run has no record of phases.
     """
-    evidence = ledger.read(run.files, kept=max(committed_steps(run.files.checkpoints), default=0))
+    try:
+        os.listdir(run.files.heartbeat)
+        evidence = ledger.read(run.files, kept=max(committed_steps(run.files.checkpoints), default=0))
+    except PermissionError as problem:
+        raise UserError(f"CANNOT TELL: {problem.filename}: {problem.strerror}", code=3) from None
+    except CheckpointError as problem:
+        raise UserError(f"CANNOT TELL: {problem}", code=3) from None
+    except (FileNotFoundError, NotADirectoryError):
+        evidence = Evidence({})
     if not evidence.ranks:
         hint = "the trainer writes it, and scripts that `import trainyard`; `yard job why` shows whether ranks start"
         raise UserError(f"CANNOT TELL: {run.name} has no phases of any rank in heartbeat/", hint, 3)

@@ -1,5 +1,6 @@
 """The ranks of a job's pods, and the evidence for them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tools.core import UserError
@@ -32,7 +33,7 @@ def by_pod(snapshot: Snapshot) -> dict[str, list[int]]:
     return found
 
 
-def spans(numbers: list[int]) -> str:
+def spans(numbers: Iterable[int]) -> str:
     """Return `0-7` for eight consecutive ranks, `-` for none."""
     found: list[list[int]] = []
     for number in numbers:

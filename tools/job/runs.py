@@ -85,7 +85,11 @@ def local(name: str, by_name: bool = True) -> list[Path] | None:
 
 
 def is_run(path: Path) -> bool:
-    return path.is_dir() and any((path / part).exists() for part in _PARTS)
+    """Return whether a directory has the files of a run, or may not be read: who reads it then says why."""
+    try:
+        return path.is_dir() and any((path / part).exists() for part in _PARTS)
+    except PermissionError:
+        return True
 
 
 def _of_job(kubectl: Kubectl, name: str, target: Path) -> Run:

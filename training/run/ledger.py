@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Dict
 
 from training.run import failure, heartbeat, phases
-from training.run.directory import RunDir, last_records, objects
+from training.run.directory import RunDir, last_records, objects, read_json
 from training.run.failure import PERMANENT
 from training.run.phases import Change, Reader
 
@@ -59,7 +59,7 @@ class Evidence:
     """What a run left. `marks` are moments of a host that its cluster knows: from each one on it was in a category.
 
     `stops` are the time and the class of each failure, `kept` the step of the newest checkpoint, `step_times` when
-    each step was logged.
+    each step was logged, `missing` the ranks without a phase that can be read.
     """
 
     ranks: Mapping[int, Sequence[Change]]
@@ -72,6 +72,7 @@ class Evidence:
     submitted: float | None = None
     marks: Mapping[str, Sequence[tuple[float, str]]] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    missing: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class Ledger:
     running: bool  # no end of the last life was recorded
     hosts: Mapping[int, str]
     notes: Sequence[str] = ()
+    missing: Sequence[int] = ()  # ranks whose time is not in it
 
     @property
     def totals(self) -> Times:
@@ -136,19 +138,35 @@ def read(run: RunDir, kept: int, now: float | None = None) -> Evidence:
 
     Lines that are damaged, and times that cannot be, are left out.
     """
-    ranks, hosts = {}, {}
+    ranks: dict[int, list[Change]] = {}
+    hosts, notes = {}, []
     for path in sorted(run.heartbeat.glob("rank-*.phases.jsonl"))[:_MOST_RANKS]:
         number = path.name[len("rank-") :].partition(".")[0]
-        if not number.isdigit():
+        if not number.isdecimal():
             continue
-        ranks[int(number)] = list(_lines(path))
+        reader = Reader(path)
+        ranks[int(number)] = list(_lines(reader))
+        if reader.damaged:
+            notes.append(f"rank {int(number)}: {reader.damaged} lines are damaged and are left out")
         beat = heartbeat.read(heartbeat.path_of(run.heartbeat, int(number)))
-        if beat is not None:
+        if beat is not None and ranks[int(number)]:
             hosts[int(number)] = beat.host
             ranks[int(number)].append(Change(beat.time, beat.phase, beat.step, beat.attempt))
     rows, logged = (last_records(path, _MOST_LINES) for path in (run.path / "attempts.jsonl", run.metrics))
     stops = [(one.time, one.kind) for one in failure.since(run, 0.0)]
-    return _evidence(ranks, hosts, rows, logged, stops, kept, time.time() if now is None else now)
+    found = _evidence(ranks, hosts, rows, logged, stops, kept, time.time() if now is None else now)
+    expected = range(min(_world(run), _MOST_RANKS)) if ranks else ()
+    missing = sorted({*ranks, *expected} - set(found.ranks))
+    return replace(found, notes=[*notes, *found.notes], missing=missing)
+
+
+def _world(run: RunDir) -> int:
+    """The number of ranks in run.json; 0 for a script's run, which has none."""
+    try:
+        world = read_json(run.run).get("world_size")
+    except (OSError, ValueError, AttributeError):
+        return 0
+    return world if type(world) is int else 0
 
 
 def told(answer: Mapping[str, Any]) -> Evidence:
@@ -217,6 +235,7 @@ def of(evidence: Evidence) -> Ledger:
         running=running,
         hosts=evidence.hosts,
         notes=notes,
+        missing=evidence.missing,
     )
 
 
@@ -244,8 +263,7 @@ class _Life:
         return next((change.step for change in self.changes if change.step is not None), None)
 
 
-def _lines(path: Any) -> Iterator[Change]:
-    reader = Reader(path)
+def _lines(reader: Reader) -> Iterator[Change]:
     try:
         for _ in range(_MOST_LINES >> 20):
             before = reader.offset

@@ -35,6 +35,7 @@ class Reader:
 
     def __init__(self, path: Path) -> None:
         self._path, self.offset, self._half = path, 0, b""
+        self.damaged = 0  # lines of another form
 
     def new(self) -> Iterator[Change]:
         """Yield the changes since the last call; lines of another form are left out. Raises OSError."""
@@ -46,7 +47,9 @@ class Reader:
         self.offset += len(added)
         *lines, half = (self._half + added).split(b"\n")
         self._half = half[:_LONGEST]
-        yield from filter(None, map(change, lines))
+        changes = [change(line) for line in lines]
+        self.damaged += changes.count(None)
+        yield from filter(None, changes)
 
 
 def change(line: str | bytes) -> Change | None:
