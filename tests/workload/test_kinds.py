@@ -378,12 +378,32 @@ def test_volcano_mounts_the_volumes_of_the_job() -> None:
         ({}, "1"),
         ({"resourcesPerNode": {"requests": {"cpu": "3500m"}}}, "4"),
         ({"resourcesPerNode": {"limits": {"nvidia.com/gpu": 8}, "requests": {"cpu": "3"}}}, "auto"),
+        ({"resourcesPerNode": {"limits": {"nvidia.com/gpu": 0}, "requests": {"cpu": "3"}}}, "3"),
     ],
 )
 def test_trainer_counts_processes(change: Object, processes: str) -> None:
     job, runtime = bed("TrainJob")
     job["spec"]["trainer"] = {"numNodes": 2, **change}
     assert values(of([job, runtime]), 0)["PET_NPROC_PER_NODE"] == processes
+
+
+def test_trainer_counts_by_the_jobs_own_resources_alone() -> None:
+    """torch.go of 2.3.0 does not look at the runtime's resources, which the container keeps, where the job has some."""
+    job, runtime = bed("TrainJob")
+    job["spec"]["trainer"] = {"numNodes": 2, "resourcesPerNode": {"requests": {"cpu": "2"}}}
+    spec = runtime["spec"]["template"]["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]
+    spec["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 8}}
+    found = of([job, runtime])
+    assert values(found, 0)["PET_NPROC_PER_NODE"] == "2"
+    assert found.ranks()[0].container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+
+
+def test_a_variable_that_a_trainjob_changes_keeps_its_place() -> None:
+    """$(NAME) refers only to variables above it."""
+    job, runtime = bed("TrainJob")
+    spec = runtime["spec"]["template"]["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]
+    spec["containers"][0]["env"] = [{"name": "A", "value": "0"}, {"name": "B", "value": "$(A)"}]
+    assert [one["name"] for one in of([job, runtime]).ranks()[0].container["env"]][:2] == ["A", "B"]
 
 
 @pytest.mark.parametrize(

@@ -219,12 +219,17 @@ class TrainJob(Workload):
         return Pod(**{**vars(pod), "spec": {**pod.spec, "containers": containers}, "main": NODE})
 
     def _processes(self, pod: Pod) -> str:
-        """Return numProcPerNode, else `auto` with GPUs, else the CPUs of the container (getNumCPUPerNode)."""
+        """Return numProcPerNode, else `auto` with GPUs, else the CPUs (getNumCPUPerNode).
+
+        They are those of resourcesPerNode alone if the job sets it, else those of the container.
+        """
         if self._trainer.get("numProcPerNode") is not None:
             return str(self._trainer["numProcPerNode"])
-        resources = pod.container.get("resources") or {}
+        asked = self._trainer.get("resourcesPerNode")
+        resources = (pod.container.get("resources") if asked is None else asked) or {}
         limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
-        if any("gpu" in name.lower() for name in (*limits, *requests)):
+        amounts = [amount for part in (limits, requests) for name, amount in part.items() if "gpu" in name.lower()]
+        if any(quantity(str(amount)) for amount in amounts):
             return "auto"
         cpus = quantity(str(requests.get("cpu") or limits.get("cpu") or 0)) or 0
         return str(max(1, math.ceil(cpus)))
@@ -248,6 +253,7 @@ def _is_trainer(one: Object) -> bool:
 
 
 def _upserted(entries: list[Object], added: list[Object]) -> list[Object]:
-    """Return variables with others that replace those of the same name."""
-    names = {entry.get("name") for entry in added}
-    return [*(entry for entry in entries if entry.get("name") not in names), *added]
+    """Return variables with others, which stand in the places of those of the same name (UpsertEnvVars)."""
+    return list(
+        ({entry.get("name"): entry for entry in entries} | {entry.get("name"): entry for entry in added}).values()
+    )
