@@ -170,6 +170,9 @@ def test_the_job_that_compiles_can_be_a_trainjob(above: Callable[..., list[Objec
     job = job_of(above("trn1/bert-large", "overlays/feature/precompile", FEATURE))
     assert (job.kind, job.name) == ("TrainJob", "trn1-bert-large-train-graphs")
     assert "training.precompile" in job.pods()[0].container["command"]
+    as_option = applied(locate.rendered("trn1/bert-large"), Knobs(features=("precompile", "trainjob")))
+    assert kinds.job_of(as_option).name == job.name
+    assert evaluate(as_option).of(State.FAIL) == []
 
 
 @pytest.mark.parametrize("other", ["volcano", "hyperpod", "hyperpod-job"])

@@ -131,7 +131,9 @@ def with_component(below: Path | list[Object], component: str) -> str:
             listed = {"apiVersion": "v1", "kind": "List", "items": below}
             (Path(directory) / resource).write_text(json.dumps(listed), encoding="utf-8")
         part = os.path.relpath(repo.root() / component, directory)
-        above = {"resources": [resource], "components": [part]}
+        # The references that a Component with a nameSuffix moves; rendered objects do not bring them.
+        shutil.copy(repo.root() / "base/pytorchjob/kustomizeconfig.yaml", directory)
+        above = {"resources": [resource], "components": [part], "configurations": ["kustomizeconfig.yaml"]}
         (Path(directory) / "kustomization.yaml").write_text(json.dumps(above), encoding="utf-8")
         return ensure(repo.root(), output.note).build(Path(directory))
 
