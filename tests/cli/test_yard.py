@@ -59,6 +59,7 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
             "error: no such option: --stpes\n  hint: a key of the configuration is set with --set train.steps=VALUE",
         ),
         (["sample", "no-such-run", "--prompt", "x"], "error: no such run: no-such-run"),
+        (["checkpoint", "list", "./nothere"], "error: ./nothere: no such directory"),
     ],
 )
 def test_wrong_usage_is_one_error_and_exit_code_2(

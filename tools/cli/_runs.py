@@ -19,6 +19,9 @@ def run_directory(run: str | None, name: str | None = None) -> Path:
     for candidate in (runs / f"{run}{end}", Path(run).expanduser()):
         if candidate.is_dir() and not is_kustomization(candidate) and candidate.name.endswith(end):
             return candidate.resolve()
+    known = f"runs: {', '.join(names) or 'none yet; make train makes one'}"
+    if run.startswith(("/", ".", "~")) and not Path(run).expanduser().exists():
+        raise UserError(f"{run}: no such directory", known)
     if "/" in run or is_kustomization(Path(run)):
         from tools.cells import locate  # of little use to the name of a run, and slow to import
         from tools.workload import kinds
@@ -30,7 +33,6 @@ def run_directory(run: str | None, name: str | None = None) -> Path:
         words = [] if name is None else ["--name", name]
         message = f"{manifests.source} has not been trained here" + (f" with --name {name}" if name else "")
         raise UserError(message, f"make train, or yard run {' '.join([manifests.source, *words])}")
-    known = f"runs: {', '.join(names) or 'none yet; make train makes one'}"
     raise UserError(f"no such run: {run}{end}", repo.did_you_mean(f"{run}{end}", names) or known)
 
 
