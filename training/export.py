@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ class Exported:
     tensors: int
     nbytes: int
     digest: str  # over names, dtypes, shapes and bytes, the same as for `model.weights`
+    skipped: list[str] = field(default_factory=list)  # why newer checkpoints are not what was exported
 
 
 def export_run(
@@ -89,7 +90,8 @@ def export_run(
         raise ExportError(f"{to} is not empty; name a directory that does not exist yet")
     if to.exists() and not to.is_dir():
         raise ExportError(f"{to} is a file; name a directory that does not exist yet")
-    checkpoint = checkpoint_of(run, step)
+    skipped: list[str] = []
+    checkpoint = checkpoint_of(run, step, skipped)
     config = config_of(checkpoint)
     if merge and config.lora is None:
         raise ExportError(f"{run.path} trained every weight, so there is nothing to merge; omit --merge")
@@ -119,7 +121,7 @@ def export_run(
                 raise ExportError(f"another process created {to} meanwhile")
     except OSError as error:
         raise ExportError(f"cannot write {to}: {error.strerror or error}") from error
-    return Exported(str(to.resolve()), kind, checkpoint.step, *written)
+    return Exported(str(to.resolve()), kind, checkpoint.step, *written, skipped)
 
 
 class _Values:

@@ -269,9 +269,12 @@ def main() -> None:
     from training.checkpoint.errors import CheckpointError
     from training.sample import checkpoint_of
 
-    run = RunDir(given.run)
+    run, skipped = RunDir(given.run), list[str]()
     try:
-        done = upload_run(run, given.to, checkpoint_of(run).step, given.merge, given.dtype, say)
+        step = checkpoint_of(run, skipped=skipped).step
+        for line in skipped:
+            say(line)
+        done = upload_run(run, given.to, step, given.merge, given.dtype, say)
     except (ConfigError, CheckpointError) as error:
         say(f"error: {error}")
         sys.exit(2)

@@ -25,9 +25,12 @@ def command(
     argv += [f"--{name}={value}" for name, value in options.items() if value is not None]
     done = subprocess.run(argv, cwd=repo.root(), check=False, capture_output=True, text=True, errors="replace")
     output.block(done.stdout, raw=True)  # what the model writes
-    if done.returncode == 0:
-        return
     lines = [line for line in done.stderr.splitlines() if line.strip()]
+    if done.returncode == 0:
+        for line in lines:  # of all that libraries print there, what the trainer's sampler says
+            if line.startswith("note: "):
+                output.note(line.removeprefix("note: "))
+        return
     message = lines[-1].removeprefix("error: ") if lines else f"no text (exit code {done.returncode})"
     raise UserError(message, code=2 if done.returncode == 2 else 1)
 

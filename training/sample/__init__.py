@@ -57,11 +57,14 @@ def continuations(
         yield prompt, _continue(model, tokenizer, ids, max_new_tokens, temperature, seed)
 
 
-def checkpoint_of(run: RunDir, step: int | None = None) -> Checkpoint:
-    """The run's newest good checkpoint, or that of `step`; CheckpointError without one."""
+def checkpoint_of(run: RunDir, step: int | None = None, skipped: list[str] | None = None) -> Checkpoint:
+    """The run's newest good checkpoint, or that of `step`; CheckpointError without one.
+
+    Why a newer one is not good is added to `skipped`.
+    """
     if step is not None:
         return open_checkpoint(run.checkpoints / step_name(step))
-    refused: list[str] = []
+    refused = [] if skipped is None else skipped
     checkpoint = newest(run.checkpoints, log=refused.append)
     if checkpoint is None:
         raise CheckpointError(refused[0] if refused else f"{run.checkpoints}: no committed checkpoint yet")
@@ -136,8 +139,9 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(None if arguments is None else list(arguments))
     run = RunDir(given.run)
+    skipped: list[str] = []
     try:
-        settings = config_of(checkpoint_of(run, given.step)).sample
+        settings = config_of(checkpoint_of(run, given.step, skipped)).sample
         texts = list(
             continuations(
                 run,
@@ -151,6 +155,8 @@ def main(arguments: Iterable[str] | None = None) -> None:
     except (CheckpointError, ConfigError, SigningError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    for line in skipped:
+        print(f"note: {line}", file=sys.stderr)
     if given.json:
         print(json.dumps([{"prompt": p, "text": t} for p, t in texts], indent=2))
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from tests.training.weights.bases import (
     token_ids,
     trainers,
 )
+from tools.cli import invoke
 from training.checkpoint.errors import CheckpointError
 from training.config import load_texts
 from training.export import ExportError, export_run, main
@@ -249,6 +251,14 @@ def test_the_command_line_says_what_was_written(
     said = json.loads(capsys.readouterr().out)
     assert said["directory"] == str(tmp_path / "out")
     assert (said["kind"], said["step"], said["tensors"]) == ("model", 20, 20)
+    assert said["skipped"] == []
+    newest = run.checkpoints / "step-00000020"
+    copy = shutil.copytree(newest, run.checkpoints / "step-00000030")
+    assert invoke(["checkpoint", "export", str(run.path), "--to", str(tmp_path / "older")]) == 0
+    told = capsys.readouterr()
+    assert "of step 20" in told.out
+    assert "step 30 is skipped: " in told.err, "step 20 is not taken for the newest"
+    shutil.rmtree(copy)
     with pytest.raises(SystemExit) as left:
         main(["--run", str(run.path), "--to", str(tmp_path / "out")])
     assert left.value.code == 2

@@ -14,6 +14,8 @@ def command(
     options = [f"--to={to.expanduser().absolute()}", f"--dtype={dtype}", *(["--merge"] if merge else [])]
     options += [] if step is None else [f"--step={step}"]
     written = answer(["training.export", f"--run={directory}", *options])
+    for reason in written["skipped"]:
+        output.note(reason)
     if as_json:
         output.data(written)
         return
