@@ -238,7 +238,7 @@ UNSEEN = {
     "the API server is down": (
         "The connection to the server 10.0.0.1:443 was refused - did you specify the right host or port?\n"
         "error: dial tcp 10.0.0.1:443: connect: connection refused",
-        "is the cluster up",
+        "check that the cluster is up",
     ),
     "no such host": (
         "Unable to connect to the server: dial tcp: lookup api.example: no such host",

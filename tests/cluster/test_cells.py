@@ -164,7 +164,7 @@ def test_yard_diff_of_fields_that_flux_owns(
 @pytest.mark.parametrize(
     ("change", "code", "hint"),
     [
-        ({"server": "https://127.0.0.1:1"}, 3, "is the cluster up"),
+        ({"server": "https://127.0.0.1:1"}, 3, "check that the cluster is up"),
         ({"namespace": "t-nowhere"}, 2, "create the namespace first"),
         ({"token": "t-wrong"}, 3, "have expired"),
     ],

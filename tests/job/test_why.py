@@ -56,7 +56,7 @@ def test_the_right_cause_comes_first_with_its_evidence(one: Situation, world: Ne
     ("name", "words"),
     [
         ("the_nodes_are_short_of_disk", "the kubelet removes the taint itself"),
-        ("spot_nodes_are_about_to_go", "these nodes are about to go"),
+        ("spot_nodes_are_about_to_go", "these nodes will be removed soon"),
     ],
 )
 def test_a_taint_that_passes_is_not_to_be_tolerated(name: str, words: str, world: NewWorld) -> None:

@@ -223,7 +223,7 @@ class Session:
         known = self._clients.get(service)
         host = _host(known.meta.endpoint_url) if known else "AWS"
         message = f"{_action(service, operation)} in {self._region}: the answer of {host} cannot be read"
-        hint = "did a proxy answer? check AWS_ENDPOINT_URL, HTTPS_PROXY and the network"
+        hint = "a proxy may have answered: check AWS_ENDPOINT_URL, HTTPS_PROXY and the network"
         return AwsError("unreadable", f"{message}: {output.short(reason, LONGEST)}", hint)
 
     def _refusal(self, response: dict[str, Any], action: str) -> AwsError:

@@ -18,7 +18,7 @@ SECONDS = 60  # for one command
 CANNOT_SEE = 3
 UNREACHABLE: list[str] = tables.load("image/tables.yaml")["unreachable engine"]
 FOREIGN = re.compile("|".join(tables.load("image/tables.yaml")["foreign answers"]), re.I)
-PROXY = "did a proxy answer? check the address, HTTPS_PROXY and the network"
+PROXY = "a proxy may have answered: check the address, HTTPS_PROXY and the network"
 
 
 @dataclass(frozen=True)

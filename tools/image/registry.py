@@ -55,7 +55,7 @@ def digest(engine: Engine, name: str) -> str | None:
         if any(sign in done.stderr.lower() for sign in ABSENT):
             return None
         said = done.stderr.strip().splitlines() or ["no answer"]
-        raise UserError(f"{host(name)}: {output.short(said[-1])}", "docker login; or is the registry down?", CANNOT_SEE)
+        raise UserError(f"{host(name)}: {output.short(said[-1])}", "docker login, or check the registry", CANNOT_SEE)
     with understood(host(name)):
         found = json.loads(done.stdout)
         entry = found[0] if isinstance(found, list) and len(found) == 1 else found

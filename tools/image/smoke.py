@@ -105,7 +105,7 @@ class ImageTest:
         try:
             wait.until(lambda: "rank is up" in self._logs(name) or not self._runs(name), START_SECONDS, 0.25)
             if "rank is up" not in self._logs(name):
-                return _fail("signal: no rank started", [self._logs(name)[-400:]], "is its ENTRYPOINT a torchrun?")
+                return _fail("signal: no rank started", [self._logs(name)[-400:]], "let the ENTRYPOINT start torchrun")
             self.engine.run("stop", f"--time={STOP_SECONDS}", name, seconds=STOP_SECONDS + 30)
             logs = self._logs(name)
         finally:

@@ -252,7 +252,7 @@ def _missing(context: Path, source: str, sent: list[str]) -> tuple[str, str] | N
     else:
         found = [name] if (context / name).exists() else []
     if not found:
-        return f"not in the context {context.name}/", "is the context the right directory?"
+        return f"not in the context {context.name}/", "check that the context is the right directory"
     if any(path == one or path.startswith(one.rstrip("/") + "/") for one in found for path in sent):
         return None
     if not any(path.is_file() for one in found for path in [context / one, *(context / one).rglob("*")]):
