@@ -117,7 +117,7 @@ push: setup ## Push a built image, and pin its digest in every cell (TO=registry
 cluster: setup ## Create a cluster on AWS with eksctl, or continue creating it (CLUSTER=cpu-demo ARGS=--dry-run)
 	@exec .venv/bin/yard cluster create $(CLUSTER) $(ARGS)
 
-down: setup ## Delete a cluster and everything tagged as its own, after a list with prices and a question (CLUSTER=cpu-demo)
+down: setup ## Delete what is provably of a cluster, after a list with prices and a question (CLUSTER=cpu-demo)
 	@exec .venv/bin/yard cluster down $(CLUSTER) $(ARGS)
 
 platform: setup ## Print the plugins, storage and queues of a cluster with its facts (CLUSTER=example/storage)
