@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.job.conftest import Yard
+from tests.training.checkpoint.ranks import put
 from tests.training.test_ledger import LIFE, write
 from tools.cli import invoke
 from tools.job import charts, report, runs
 from tools.job.charts import Curve
+from training.checkpoint.store import Store
+from training.checkpoint.tier import Directory
+from training.checkpoints import listed
 from training.run.directory import RunDir, write_json
 
 ATTACK = '</td><script>alert("x")</script><img src=http://evil.example/a onerror=a()>\x1b[31m\u202e'
@@ -123,6 +127,22 @@ def test_a_run_without_phases_or_steps_has_a_page_that_says_so(tmp_path: Path, y
     text = written(tmp_path / "page.html", yard, str(tmp_path / "run"))
     assert "CANNOT TELL: run has no phases of any rank" in text
     assert "No times of ranks were logged." in text
+
+
+def test_what_is_damaged_is_not_told_as_absent(tmp_path: Path, yard: Yard) -> None:
+    run = a_run(tmp_path)
+    store = Store(run.checkpoints)
+    for step in (10, 20):
+        put(store, step, sharded=False)
+    good, bad = (one for one in listed(Directory(run.checkpoints))["checkpoints"] if one["step"] > 5)
+    (run.checkpoints / "step-00000020/rank-00000.safetensors").unlink()
+    (run.failures / "1750000146000-rank-00001.json").write_text("")
+    run.run.write_bytes(b"\xff" * 100)
+    text = written(tmp_path / "page.html", yard, str(run.path))
+    assert f"<td>{good['nbytes']:,}</td><td></td></tr>" in text, "the figure of yard checkpoint list"
+    assert f"<td>{bad['nbytes']:,}</td><td>step-00000020/rank-00000.safetensors: No such file or directory</td>" in text
+    assert "CANNOT TELL: 1 record cannot be read." in text
+    assert "CANNOT TELL: run.json" in text
 
 
 def test_a_name_is_a_directory_here_a_run_of_this_checkout_or_a_job(

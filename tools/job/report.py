@@ -18,7 +18,9 @@ from tools.job.metrics import series, sources
 from tools.job.metrics.plot import number
 from tools.job.metrics.series import Record, RunMetrics
 from tools.job.runs import Run
-from training.checkpoint.layout import MANIFEST, committed_steps, step_name
+from training import checkpoints
+from training.checkpoint.errors import CheckpointError
+from training.checkpoint.layout import MANIFEST
 from training.run import failure
 from training.run.directory import read_json
 
@@ -163,8 +165,9 @@ def _sections(one: Told) -> Iterator[str]:
     yield "<h3>Failures and restarts</h3>" + _failures(one.run)
     yield "<h3>Checkpoints</h3>" + _checkpoints(one.run)
     yield "<h3>Samples</h3>" + _samples(one.report)
-    yield _folded("Environment", table(_environment(one)))
-    yield _folded("Configuration", table(one.config))
+    unread = "" if one.info else "<p>CANNOT TELL: run.json is not there, or cannot be read.</p>"
+    yield _folded("Environment", unread or table(_environment(one)))
+    yield _folded("Configuration", unread or table(one.config))
 
 
 def _time(account: Account) -> Iterator[str]:
@@ -208,25 +211,45 @@ def _has_times(record: Record) -> bool:
 def _failures(run: Run) -> str:
     found = failure.since(run.files, 0.0)
     rows = [
-        (f"{epoch(one.time):%Y-%m-%d %H:%M:%S}", one.rank, one.kind, "" if one.step is None else one.step, one.message)
+        (_utc(one.time), one.rank, one.kind, "" if one.step is None else one.step, one.message)
         for one in found[-MOST_ROWS:]
         if 0 <= one.time < 2**33
     ]
     head = ("UTC", "rank", "class", "step", "message")
     more = f"<p>The last {MOST_ROWS} of {len(found)}.</p>" if len(found) > MOST_ROWS else ""
-    return more + grid(head, rows, "Failures")
+    damaged = len(list(run.files.failures.glob("*.json"))) - len(found)
+    more += f"<p>CANNOT TELL: {output.count(damaged, 'record')} cannot be read.</p>" if damaged else ""
+    return more + (grid(head, rows, "Failures") if rows or not damaged else "")
 
 
 def _checkpoints(run: Run) -> str:
-    steps = committed_steps(run.files.checkpoints)
+    """The steps with the sizes of their manifests, as `yard checkpoint list` has them."""
+    head = ("step", "UTC", "bytes", "problem")
+    if run.seen is not None:  # the files of its checkpoints were not copied here
+        told = (run.seen.run or {}).get("checkpoints") or []
+        kept = [(one["step"], _utc(one["time"] or 0), _bytes(one["bytes"]), "not checked") for one in told]
+        return grid(head, kept[-MOST_ROWS:], "Checkpoints")
+    try:
+        found = checkpoints.answer("list", run.files.path)["checkpoints"][-MOST_ROWS:]
+    except CheckpointError as problem:
+        return f"<p>CANNOT TELL: {text(problem)}</p>"
     rows = []
-    for step in steps[-MOST_ROWS:]:
-        path, written, size = run.files.checkpoints / step_name(step), "unknown", 0
+    for one in found:
+        written = "unknown"
         with contextlib.suppress(OSError):
-            written = f"{epoch((path / MANIFEST).stat().st_mtime):%Y-%m-%d %H:%M:%S}"
-            size = sum(one.lstat().st_size for one in path.iterdir())
-        rows.append((step, written, f"{size:,}" if size else "unknown"))
-    return grid(("step", "UTC", "bytes"), rows, "Checkpoints")
+            written = _utc((Path(one["directory"]) / MANIFEST).stat().st_mtime)
+        rows.append(
+            (one["step"], written, f"{one['nbytes']:,}" if "nbytes" in one else "unknown", one["problem"] or "")
+        )
+    return grid(head, rows, "Checkpoints")
+
+
+def _bytes(count: int | None) -> str:
+    return "unknown" if count is None else f"{count:,}"
+
+
+def _utc(seconds: float) -> str:
+    return f"{epoch(seconds):%Y-%m-%d %H:%M:%S}"
 
 
 def _samples(report: Mapping[str, Any]) -> str:

@@ -189,7 +189,7 @@ def since(run: RunDir, start: float) -> list[Failure]:
     found = []
     for path in run.failures.glob("*.json"):
         moment = path.name.partition("-")[0]
-        if moment.isdigit() and int(moment) >= int(start * 1000):
+        if moment.isdecimal() and int(moment) >= int(start * 1000):
             read = _read(path)
             if read is not None:
                 found.append(read)
