@@ -77,6 +77,19 @@ def test_a_good_dockerfile_has_no_finding(path: Path) -> None:
     assert found(path) == []
 
 
+def test_what_a_secret_is_called_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The masking of printed lines takes a word behind `secrets:` for a value."""
+    (tmp_path / ".netrc").write_text("")
+    file = tmp_path / "Dockerfile"
+    file.write_text("FROM python:3.11\nARG HF_TOKEN\nENV WANDB_API_KEY=abcdefgh12\nCOPY .netrc /root/\n")
+    assert invoke(["image", "check", str(file)]) == 1
+    shown = capsys.readouterr().out
+    assert "secrets: the value of ARG HF_TOKEN stays" in shown
+    assert f"{file}:2: ARG HF_TOKEN\n" in shown
+    assert f"{file}:3: ENV WANDB_API_KEY=***\n" in shown
+    assert "a file that holds credentials is copied into a layer: .netrc" in shown
+
+
 def test_every_rule_has_a_case() -> None:
     """`driver` and `gpu` depend on --driver and --for, `advisory` only warns. They have their own tests."""
     shown = {match[2] for path in BAD if (match := EXPECTED.match(path.read_text()))}

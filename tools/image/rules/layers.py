@@ -7,7 +7,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tools.core import State, Verdict, bad, doubtful, good, output, tables, unclear
+from tools.core import State, Verdict, bad, doubtful, good, output, repo, tables, unclear
 from tools.core.secret_patterns import mask
 from tools.image.dockerfile.context import matching
 from tools.image.dockerfile.dockerignore import files
@@ -30,6 +30,8 @@ OFF = ("", "0", "false", "off", "no", "f", "n")
 REMOVED = re.compile(r"\brm\s+((?:[^;&|\n]|\\\n)*)")
 LATEST = re.compile(r"[/_.-]latest(?:[/_.-]|$)")
 BEFORE_V = re.compile(r"(?<![A-Za-z0-9_.$])v\$\{?([A-Za-z_]\w{0,80})\b")
+EMPTY = re.compile(r"(?<!\\)\$(?:([A-Za-z_]\w{0,80})|\{([A-Za-z_]\w{0,80})\})")  # empty without a value
+PUBLIC = re.compile(r"(?:nvidia/|pytorch/)?[a-z0-9._-]+(?::|@|$)")  # bases whose variables are known
 SHOWN = 4
 
 
@@ -107,8 +109,11 @@ def caches(subject: Subject) -> Iterator[Verdict]:
 def copy(subject: Subject) -> Iterator[Verdict]:
     sent: list[str] | None = None
     found: dict[tuple[str, str], list[tuple[Location, str, str]]] = {}
-    for _, one in subject.dockerfile.instructions():
-        if one.name not in ("COPY", "ADD") or one.flag("from") is not None:
+    for stage, one in subject.dockerfile.instructions():
+        if one.name not in ("COPY", "ADD"):
+            continue
+        if giver := one.flag("from"):
+            yield from _from_stage(subject, stage, one, giver)
             continue
         for source in (one.words or one.value.split())[:-1]:
             if "://" in source or source.startswith(("<<", "git@")) or unresolved(source):
@@ -125,6 +130,48 @@ def copy(subject: Subject) -> Iterator[Verdict]:
         text = f"{names} {'are' if len(sources) > 1 else 'is'} {problem_text}"
         verdict = (doubtful if kind == "WARN" else bad)(places[0][0], text, places[0][2])
         yield replace(verdict, evidence=list(dict.fromkeys(place.evidence() for place, _, _ in places)))
+
+
+def _from_stage(subject: Subject, stage: Stage, one: Instruction, giver: str) -> Iterator[Verdict]:
+    """Judge a COPY --from that names no earlier stage. A name that is not like that of a stage is an image."""
+    found = subject.dockerfile.stage(giver)
+    if found is not None and found.index >= stage.index:
+        yield bad(at(subject, one), f"{giver} is not a stage before this one", "move that stage before this one")
+    elif found is None and giver.isdigit():
+        yield bad(at(subject, one), f"there is no stage {giver}", f"a number from 0 to {stage.index - 1}, or a name")
+    elif found is None and (meant := _meant(subject, giver)):
+        yield unclear(at(subject, one), f"{giver} is not a stage, but may be an image", f"did you mean {meant}?")
+
+
+@rule("arguments")
+def arguments(subject: Subject) -> Iterator[Verdict]:
+    for stage, one in subject.dockerfile.instructions():
+        lost = set(subject.dockerfile.arguments) - _declared(stage, one)
+        uses = [(word, match) for word in (_given(one) if lost else ()) for match in EMPTY.finditer(word)]
+        for name, (word, match) in {match[1] or match[2]: (word, match) for word, match in uses}.items():
+            if name not in lost or re.search(rf"\b{name}(?:=|\s+in\b)", one.raw):
+                continue
+            base = stage.lineage()[0].image
+            text = f"{name} is empty: the ARG before the first FROM does not reach this stage"
+            if word[: match.start()].endswith("==") and PUBLIC.match(base) and not name.endswith("_VERSION"):
+                yield bad(at(subject, one), text, f"ARG {name}, after FROM")
+            else:
+                yield unclear(at(subject, one), f"{text}, unless {base} sets it", f"ARG {name}, after FROM")
+
+
+def _declared(stage: Stage, one: Instruction) -> set[str]:
+    """Return the names of ARG in a stage, and of ENV in it and below it, before an instruction."""
+    own = [other for other in stage.instructions if other.name == "ARG"]
+    found = [*own, *(other for other in stage.layers() if other.name == "ENV")]
+    return {name for other in found if other.order < one.order for name, _ in other.pairs}
+
+
+def _given(one: Instruction) -> list[str]:
+    """Return the words of an instruction that decide what it does."""
+    if one.name in ("COPY", "ADD"):
+        return (one.words or one.value.split())[:-1]
+    found = commands(script(one)) if one.name == "RUN" else ()
+    return [word for words in found if program(words) not in ("echo", "printf") for word in words]
 
 
 @rule("doubled-v")
@@ -182,7 +229,13 @@ def _images(subject: Subject) -> Iterator[tuple[Instruction | Stage, str]]:
     for _, one in dockerfile.instructions():
         name = one.flag("from")
         if one.name in ("COPY", "RUN", "ADD") and name and dockerfile.stage(name) is None:
-            yield one, name
+            yield from [] if name.isdigit() or _meant(subject, name) else [(one, name)]
+
+
+def _meant(subject: Subject, name: str) -> str | None:
+    """Return the stage whose name a COPY --from misspells, None for the name of an image."""
+    stages = [stage.name for stage in subject.dockerfile.stages if stage.name]
+    return None if re.search(r"[/:@.$]", name) else repo.nearest(name.lower(), stages, cutoff=0.75)
 
 
 def _python_cache(subject: Subject, install: Install) -> Iterator[Verdict]:

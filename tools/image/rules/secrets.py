@@ -43,8 +43,8 @@ def _instruction(subject: Subject, one: Instruction) -> Iterator[Verdict]:
         for name, value in one.pairs:
             if not secret_patterns.is_secret_name(name) or (one.name == "ENV" and EMPTY.match(value)):
                 continue
-            place = Location(subject.source, one.line, f"{one.name} {name}=***")
-            text = f"{one.name} {name}: the value stays in the image's history"
+            place = Location(subject.source, one.line, f"{one.name} {name}" + ("=***" if value else ""))
+            text = f"the value of {one.name} {name} stays in the image's history"
             # without a default, an ARG before FROM or of another stage does not reach the image
             in_image = any(one in stage.instructions for stage in subject.dockerfile.shipped())
             yield (bad if value or in_image else doubtful)(place, text, REMEDY)
@@ -74,7 +74,7 @@ def _in_words(text: str) -> str | None:
             return f"the value of {name} in the Dockerfile"
     written = _PATTERNS["written credential"].search(text)
     if written and not _PATTERNS["removed credential"].search(text):
-        return f"{' '.join((written[1] or written[2]).split())} keeps a credential in a file of the layer"
+        return f"a file of the layer keeps a credential: {' '.join((written[1] or written[2]).split())}"
     copied = _PATTERNS["copied from a mount"].findall(text)
     kept = (one for one in copied if not re.search(rf"\brm\b[^;&|]{{0,300}}{re.escape(one)}", text))
     path = next(kept, None)
@@ -85,7 +85,7 @@ def _copied(subject: Subject, one: Instruction) -> Iterator[Verdict]:
     sources = [word.strip("/").removeprefix("./") for word in (one.words or one.value.split())[:-1]]
     named = [word for word in sources if holds_credentials(word)]
     if named:
-        yield bad(at(subject, one), f"{named[0]} holds credentials and is copied into a layer", REMEDY)
+        yield bad(at(subject, one), f"a file that holds credentials is copied into a layer: {named[0]}", REMEDY)
         return
     if one.flag("from") is not None:
         return
@@ -93,7 +93,7 @@ def _copied(subject: Subject, one: Instruction) -> Iterator[Verdict]:
     for name in sent:
         if holds_credentials(name):
             remedy = f"{PurePosixPath(name).name} in .dockerignore (**/{PurePosixPath(name).name})"
-            yield bad(at(subject, one), f"{name} is copied with its directory", remedy)
+            yield bad(at(subject, one), f"a file that holds credentials is copied with its directory: {name}", remedy)
             return
     for name in sent:
         if any(fnmatchcase(PurePosixPath(name).name, pattern) for pattern in HARMLESS):
