@@ -445,6 +445,26 @@ def test_trainer_refuses_its_own_variables() -> None:
     assert of([job, runtime]).refused == ["spec.trainer.env: PET_NNODES is reserved for Trainer"]
 
 
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"replicas": 2}, "spec.template.spec.replicatedJobs[1].replicas: must be 1; spec.trainer.numNodes"),
+        (
+            {"name": "main"},
+            "spec.template.spec.replicatedJobs[1].template.spec.template.spec.containers: one must have",
+        ),
+    ],
+)
+def test_trainers_webhook_refuses_a_runtime(change: Object, fault: str) -> None:
+    job, runtime = bed("TrainJob")
+    replicated = runtime["spec"]["template"]["spec"]["replicatedJobs"][1]
+    (
+        replicated if "replicas" in change else replicated["template"]["spec"]["template"]["spec"]["containers"][0]
+    ).update(change)
+    (refused,) = of([job, runtime]).refused
+    assert refused.startswith(f"ClusterTrainingRuntime/torch: {fault}")
+
+
 def test_what_hyperpods_operator_sets_is_unknown() -> None:
     (job,) = bed("HyperPodPyTorchJob")
     job["spec"]["replicaSpecs"][0]["template"] = template(["torchrun", "--rdzv-backend=c10d", "a.py"])

@@ -7,6 +7,7 @@ plugins/torch/torch.go (variables) and pkg/constants/constants.go.
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from tools.kube.manifests import Object, name_of
@@ -238,8 +239,17 @@ class TrainJob(Workload):
         wrong = super()._refused()
         names = [] if wrong else [entry.get("name") for entry in self._trainer.get("env") or []]
         wrong += [f"spec.trainer.env: {name} is reserved for Trainer" for name in names if name in RESERVED]
-        jobset = [] if wrong or self.runtime is None else self._jobset.refused
+        jobset = [] if wrong or self.runtime is None else [*self._webhook_faults(), *self._jobset.refused]
         return wrong + [f"{self._wanted}: spec.template.{fault}" for fault in jobset]
+
+    def _webhook_faults(self) -> Iterator[str]:
+        """Yield what Trainer's webhook refuses in a runtime (pkg/webhooks/trainingruntime_webhook.go)."""
+        for place, one in enumerate(self._replicated_jobs):
+            path, spec = f"spec.replicatedJobs[{place}]", one["template"]["spec"]["template"]["spec"]
+            if _is_trainer(one) and one.get("replicas") not in (None, 1):
+                yield f"{path}.replicas: must be 1; spec.trainer.numNodes of the TrainJob is the number of pods"
+            if _is_trainer(one) and all(each.get("name") != NODE for each in spec["containers"]):
+                yield f"{path}.template.spec.template.spec.containers: one must have the name {NODE}"
 
     def _active(self) -> str:
         jobs = self.status.get("jobsStatus")
