@@ -360,6 +360,19 @@ def elastic_cell() -> Manifests:
     return found
 
 
+def test_a_text_of_several_cells_has_the_name_of_its_own_file() -> None:
+    """The control is a manifest without labels: then the ConfigMap is named, not the file of another cell."""
+    cell = "overlays/p5/llama-3-1-8b"
+    found = locate.rendered(cell)
+    text = trainer_config.config_texts(found, repo.root())["cell"][1]
+    same = [path for path in (repo.root() / "overlays").glob("*/*/cell.yaml") if path.read_text() == text]
+    assert len(same) > 1
+    assert trainer_config.config_texts(found, repo.root())["cell"][0] == f"{cell}/cell.yaml"
+    for item in found.of_kind("ConfigMap"):
+        item["metadata"].pop("labels", None)
+    assert trainer_config.config_texts(found, repo.root())["cell"][0].startswith("p5-llama-3-1-8b-cell-")
+
+
 def test_an_elastic_cell_keeps_its_bounds_where_the_kind_has_some(elastic_cell: Manifests) -> None:
     hyperpod = knobs.applied(elastic_cell, Knobs(features=("hyperpod-job",)))
     (job,) = hyperpod.of_kind("HyperPodPyTorchJob")

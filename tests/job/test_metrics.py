@@ -137,6 +137,8 @@ def test_an_incomplete_line_of_metrics_is_skipped() -> None:
     (found,) = series.from_jsonl([json.dumps(row | more), '{"step": 4, "lo'])
     assert (found.step, found.loss, found.mfu, found.rank_step_s) == (3, 2.5, None, (1.0, 2.0))
     assert found.samples_per_s == 4.5
+    far = json.dumps(row | {"step": 2**53})
+    assert [one.step for one in series.from_jsonl([far, far.replace(str(2**53), "1e30")])] == [2**53], "not a count"
 
 
 def test_a_restart_is_a_step_back_or_a_long_pause() -> None:

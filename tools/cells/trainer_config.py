@@ -44,7 +44,8 @@ def config_texts(manifests: Manifests, checkout: Path) -> Texts:
         for item in manifests.of_kind("ConfigMap"):
             text = _data(item).get(f"{layer}.yaml")
             if isinstance(text, str):
-                found[layer] = (_origin(layer, text, checkout) or f"{name_of(item)}/{layer}.yaml", text)
+                labels = {str(value) for value in (item["metadata"].get("labels") or {}).values()}
+                found[layer] = (_origin(layer, text, labels, checkout) or f"{name_of(item)}/{layer}.yaml", text)
     missing = next((layer for layer in FILES if layer not in found), None)
     if found and missing:
         if not _starts_trainer(manifests):
@@ -101,8 +102,13 @@ def _data(item: Object) -> Object:
     return data if isinstance(data, dict) else {}
 
 
-def _origin(layer: str, text: str, checkout: Path) -> str | None:
-    for path in sorted((checkout / "overlays").glob(f"*/*/{layer}.yaml")):
-        if path.read_text(encoding="utf-8", errors="replace") == text:
-            return repo.shown(path)
-    return None
+def _origin(layer: str, text: str, labels: set[str], checkout: Path) -> str | None:
+    """Return the file that holds a text: of several the one whose directories the labels name."""
+
+    def named(path: Path) -> int:
+        return len(labels.intersection(path.parent.parts[-2:]))
+
+    paths = sorted((checkout / "overlays").glob(f"*/*/{layer}.yaml"))
+    same = [path for path in paths if path.read_text(encoding="utf-8", errors="replace") == text]
+    best = max(same, key=named, default=None)
+    return repo.shown(best) if best is not None and (len(same) == 1 or named(best)) else None

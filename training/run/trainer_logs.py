@@ -147,6 +147,7 @@ _ALIASES = {
     "memory_gib": ("memory_gib",),
 }
 _MEASURED = {"loss", "tokens_per_s", "samples_per_s", "step_s", "lr"}
+_LARGEST_STEP = 2**53  # every whole number up to it is a float
 _TEXTS = ("message", "msg", "log", "text", "event")
 _MOMENTS = ("time", "timestamp", "_timestamp", "ts", "asctime", "@timestamp")
 
@@ -296,7 +297,7 @@ def _from_object(value: Mapping[Any, Any]) -> Values | None:
         return {**inner.values, **({} if at is None else {"time": at})}
     for key in ("step", "steps"):
         if key in found:
-            if not math.isfinite(found[key]):
+            if not abs(found[key]) <= _LARGEST_STEP:
                 return None
             found[key] = int(found[key])
     if not math.isfinite(found.get("epoch", 0.0)):
