@@ -120,6 +120,9 @@ def test_a_heartbeat_does_not_choose_whose_variables_are_shown(local_run: Path, 
     said = yard("env", str(local_run), code=3)
     assert f"process {os.getpid()} is not this rank" in said.err
     assert "PATH" not in said.out
+    path.write_text("{")
+    for words in (["--diff"], ["--rank", "0"]):
+        assert "a-run rank 0: its heartbeat cannot be read" in yard("env", str(local_run), *words, code=3).err
 
 
 def test_two_jobs_are_compared(local_run: Path, home: Path, yard: Yard) -> None:

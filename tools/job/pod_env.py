@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tools.core import UserError
 from tools.job import runs
-from tools.job.ranks import pod_of
+from tools.job.ranks import pod_of, spans
 from tools.job.snapshot import JobPod, collect
 from tools.job.snapshot.pod_exec import in_pod
 from tools.kube import Kubectl
@@ -69,18 +69,21 @@ def _in_pod(kubectl: Kubectl, pod: JobPod, salt: str) -> Env | str:
 
 def _of_run(run: RunDir, ranks: Sequence[int | None] | None, salt: str) -> Found:
     """Ask for the processes of a run on this machine, by its heartbeats."""
-    beats = {beat.rank: beat for path in run.heartbeat.glob("rank-*.json") if (beat := heartbeat.read(path))}
-    if not beats:
+    numbers = [path.stem.removeprefix("rank-") for path in run.heartbeat.glob("rank-*.json")]
+    beats = {int(one): heartbeat.read(heartbeat.path_of(run.heartbeat, int(one))) for one in numbers if one.isdecimal()}
+    if not any(beats.values()):
         raise UserError(f"{run.path}: no rank has written a heartbeat", code=3)
     wanted = sorted(beats) if ranks is None else [one or 0 for one in ranks]
     if unknown := [one for one in wanted if one not in beats]:
-        raise UserError(f"{run.path.name} has no rank {unknown[0]}", f"ranks: 0 to {max(beats)}")
+        raise UserError(f"{run.path.name} has no rank {unknown[0]}", f"ranks: {spans(sorted(beats))}")
     envs = {f"{run.path.name} rank {rank}": _of_rank(beats[rank], run, salt) for rank in wanted}
     return Found(run.path.name, envs, {name: name for name in envs})
 
 
-def _of_rank(beat: Beat, run: RunDir, salt: str) -> Env | str:
+def _of_rank(beat: Beat | None, run: RunDir, salt: str) -> Env | str:
     """Ask for one process. Its number is from a file, so the process must say itself that it is this rank."""
+    if beat is None:
+        return "its heartbeat cannot be read"
     command = [sys.executable, str(PROGRAM), salt, str(beat.pid)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)

@@ -83,7 +83,8 @@ def _from_file(path: Path) -> RunMetrics:
             lines = _lines(str(file), raw, file.stat().st_size)
             found = _from_lines(path.name if path.is_dir() else path.stem, str(file), lines)
     except OSError as problem:
-        raise UserError(f"{file}: {problem.strerror or problem}") from None
+        code = 3 if isinstance(problem, PermissionError) else 2
+        raise UserError(f"{file}: {problem.strerror or problem}", code=code) from None
     return replace(found, heldout=_heldout(RunDir(path))) if path.is_dir() else found
 
 
