@@ -5,6 +5,7 @@ from typing import Any
 
 from tools.core.nested import mappings
 from tools.core.verdict import Verdict, bad, good, unclear
+from tools.kube.json_patch import value_at
 from tools.kube.manifests import Object
 from tools.preflight.rule import Place, rule
 from tools.preflight.rules.enums import RESTART
@@ -20,6 +21,7 @@ PART_OF_TRAINYARD = ("app.kubernetes.io/part-of", "trainyard")
 AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"
 QUEUE = "kueue.x-k8s.io/queue-name"
 EXEC = "exec torchrun ... as the last command"
+RUNTIME_TTL = "spec.template.spec.ttlSecondsAfterFinished"  # of the JobSet that Trainer makes
 
 
 @rule("restart-policy")
@@ -103,7 +105,10 @@ def ttl(subject: Subject, item: Object) -> Iterator[Verdict]:
         return
     place = Place(title(item), path, value)
     sign = _reconciled(item)
-    if sign:
+    if path == RUNTIME_TTL:
+        summary = "Trainer creates a JobSet again that its TTL has removed, with all its retries"
+        yield bad(place, summary, "remove ttlSecondsAfterFinished")
+    elif sign:
         summary = f"removed after {value} s and created again: it has {sign}"
         yield bad(place, summary, "remove ttlSecondsAfterFinished")
     elif "ExitCode" in str(item.get("spec")):
@@ -118,8 +123,10 @@ def _ttl(item: Object) -> tuple[str, Any]:
         return "", None
     if item.get("kind") == "PyTorchJob" and isinstance(spec.get("runPolicy"), dict):
         return "spec.runPolicy.ttlSecondsAfterFinished", spec["runPolicy"].get("ttlSecondsAfterFinished")
-    if item.get("kind") == "Job":
+    if item.get("kind") in ("Job", "JobSet"):
         return "spec.ttlSecondsAfterFinished", spec.get("ttlSecondsAfterFinished")
+    if item.get("kind") in ("TrainingRuntime", "ClusterTrainingRuntime"):
+        return RUNTIME_TTL, value_at(item, tuple(RUNTIME_TTL.split(".")))
     return "", None
 
 
