@@ -213,6 +213,15 @@ def test_a_field_without_a_place_is_named() -> None:
     assert not any(text.startswith("left out") for text in migrated(job()).said)
 
 
+def test_other_objects_of_any_shape_stay_as_they_are() -> None:
+    odd = {"key": [NAME], "operator": {}, "values": 5, "matchLabelKeys": [{"a": 1}], 7: NAME}
+    other = {"apiVersion": "a/v1", "kind": "Odd", "metadata": {"name": "odd"}, "spec": [odd, {**odd, "key": "b"}]}
+    made = migrated(job(), other)
+    assert [one["operator"] for one in made.manifests.of_kind("Odd")[0]["spec"]] == [{}, {}]
+    left = "Odd odd names training.kubeflow.org/job-name in spec[0].7, which a TrainJob lacks"
+    assert left in made.said
+
+
 def test_a_job_that_names_the_operator_as_its_manager_is_migrated() -> None:
     assert migrated(job(run={"managedBy": "kubeflow.org/training-operator"})).job.name == "mnist"
 

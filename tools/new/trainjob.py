@@ -295,11 +295,18 @@ def _relabelled(value: Any, names: dict[str, str], labels: dict[tuple[str, str],
     for key, inner in value.items():
         pair = (key, inner) if isinstance(inner, str) else ("", "")
         name, new = labels.get(pair) or (key, _relabelled(inner, names, labels))
-        made[name] = list(dict.fromkeys(new)) if key == "matchLabelKeys" else new  # a cell's has both labels
-    key, selected = made.get("key"), made.get("values") or []
-    if "operator" in made and key in names and (not selected or any((key, one) in labels for one in selected)):
+        made[name] = new
+    keys, key, selected = made.get("matchLabelKeys"), made.get("key"), made.get("values")
+    if _are_texts(keys):
+        made["matchLabelKeys"] = list(dict.fromkeys(keys))  # a cell's has both labels
+    chosen = not selected or (_are_texts(selected) and any((key, one) in labels for one in selected))
+    if "operator" in made and isinstance(key, str) and key in names and chosen:
         made["key"] = names[key]
     return made
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def _left_behind(objects: list[Object], job: Workload) -> Iterator[str]:
