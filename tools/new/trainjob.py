@@ -291,7 +291,7 @@ def _relabelled(value: Any, names: dict[str, str], labels: dict[tuple[str, str],
         return INDEX_PATH if new == INDEX else f"metadata.labels['{new}']" if new else value
     if not isinstance(value, dict):
         return value
-    made = {}
+    made: dict[Any, Any] = {}
     for key, inner in value.items():
         pair = (key, inner) if isinstance(inner, str) else ("", "")
         name, new = labels.get(pair) or (key, _relabelled(inner, names, labels))
