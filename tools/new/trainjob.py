@@ -8,7 +8,7 @@ import copy
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from tools.cells.renaming import write_hosts
 from tools.core import UserError, output, tables
@@ -305,7 +305,7 @@ def _relabelled(value: Any, names: dict[str, str], labels: dict[tuple[str, str],
     return made
 
 
-def _are_texts(value: Any) -> bool:
+def _are_texts(value: Any) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
