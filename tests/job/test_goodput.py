@@ -64,7 +64,9 @@ def test_several_runs_are_a_table_and_csv(run: RunDir, yard: Yard, tmp_path: Pat
     assert [row["run"] for row in rows] == ["'=cmd|calc", "run"], "a spreadsheet would compute a formula"
     assert [sum(int(row[name]) for name in CATEGORIES) for row in rows] == [300, 310]
     shown = yard.out("goodput", str(tmp_path))
-    assert "2 runs, 0.17 rank-hours, 0.00 USD, 2 without a known price" in shown
+    assert "2 runs, 0.17 rank-hours, cost unknown\n" in shown, "an unknown price is not zero"
+    priced = yard.out("goodput", str(tmp_path), "--instance", "p5.48xlarge")
+    assert re.search(r"2 runs, 0\.17 rank-hours, \d+\.\d\d USD\n", priced)
     assert f"  compile, 80 s: {TO_DO['compile']}" in shown.splitlines(), "the losses of both together"
     assert yard.out("goodput", str(tmp_path), "--since", "1d") == "no run since 1d\n"
     (later,) = yard.json("goodput", str(run.path), "--since", "2025-06-15T15:08:20")["runs"]

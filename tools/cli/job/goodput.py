@@ -67,9 +67,9 @@ def _print(found: list[Account]) -> None:
     output.table([head, *map(_row, found)], indent="", head=True)
     known = [cents for one in found if (cents := one.cents) is not None]
     hours = sum(sum(one.seconds.values()) for one in found) / 3600
-    rest = f", {len(found) - len(known)} without a known price" if len(known) < len(found) else ""
-    total = goodput.dollars(sum(sum(cents.values()) for cents in known))
-    output.line(f"{len(found)} runs, {hours:,.2f} rank-hours, {total} USD{rest}")
+    rest = f", and {len(found) - len(known)} without a known price" if len(known) < len(found) else ""
+    total = f"{goodput.dollars(sum(sum(cents.values()) for cents in known))} USD{rest}" if known else "cost unknown"
+    output.line(f"{len(found)} runs, {hours:,.2f} rank-hours, {total}")
     for line in goodput.advice(found):
         output.line(line)
 
