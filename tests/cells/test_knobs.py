@@ -85,6 +85,23 @@ def turned(item: Object, **values: Any) -> Manifests:
     return knobs.applied(Manifests("job.yaml", [copy.deepcopy(item)]), Knobs(**values))
 
 
+def test_roles_that_share_an_alias_are_changed_one_by_one() -> None:
+    text = """
+      apiVersion: kubeflow.org/v1
+      kind: PyTorchJob
+      metadata: {name: train}
+      spec:
+        pytorchReplicaSpecs:
+          Master: &role
+            replicas: 1
+            template: {spec: {containers: [{name: pytorch, image: "a:1", command: [python, train.py]}]}}
+          Worker: *role
+    """
+    (found,) = knobs.applied(parse(text, "here"), Knobs(nodes=4)).objects
+    roles = found["spec"]["pytorchReplicaSpecs"]
+    assert [roles[name]["replicas"] for name in ("Master", "Worker")] == [1, 3]
+
+
 @pytest.mark.parametrize("item", KINDS.values(), ids=KINDS)
 def test_nodes_and_processes_reach_every_field_of_every_kind(item: Object) -> None:
     found = turned(item, nodes=6, nproc=2, image="other:2", name="b")

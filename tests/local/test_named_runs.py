@@ -146,6 +146,8 @@ def test_the_manifest_of_others_runs_here_as_it_is(checkout: Any, make_job: Any,
     assert "rank 0 of 3" in done.stdout
     assert "theirs-b: all pods ended well" in done.stdout
     assert (checkout.run_directory("theirs-b") / "logs").is_dir()
+    shell = write(tmp_path / "shell.yaml", make_job("shell", master=True, command=["sh", "-c", "exec python mine.py"]))
+    assert checkout.yard("run", "-f", str(shell), "--dry-run").returncode == 0  # a text is not a file
     (checkout.root / "mine.py").unlink()
     gone = checkout.yard("run", "-f", str(file))
     assert "pod theirs-master-0 starts mine.py, which is not on this machine" in one_error(gone.stderr)

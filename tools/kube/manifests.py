@@ -15,6 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from yaml.constructor import ConstructorError  # type: ignore[import-untyped]
 
 from tools.core import UserError
+from tools.core.nested import mapped
 from training.run import bounds
 from training.run.files import read_bounded
 
@@ -157,12 +158,15 @@ def parse(text: str, source: str) -> Manifests:
 
 
 def documents(text: str, source: str) -> list[Any]:
-    """Return the documents of a YAML text that are not empty. Raises UserError as `parse` does."""
+    """Return the documents of a YAML text that are not empty; each alias is a value of its own.
+
+    Raises UserError as `parse` does.
+    """
     if len(text) > LARGEST:
         raise UserError(f"{source}: is larger than {LARGEST >> 20} MiB, the most that is read")
     try:
         bounds.check(_plain(yaml.parse(text, _Reader)))
-        return [document for document in yaml.load_all(text, _Reader) if document is not None]
+        return [mapped(one, str) for one in yaml.load_all(text, _Reader) if one is not None]
     except bounds.UnboundedError as problem:
         raise UserError(f"{source}:{problem.line}: {problem}") from None
     except yaml.MarkedYAMLError as problem:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 RUN_HERE = ("PyTorchJob", "TrainJob")
-SCRIPT = re.compile(r"[^-].*\.(?:py|sh)")
+SCRIPT = re.compile(r"[^-\s]\S*\.(?:py|sh)")
 
 
 @dataclass(frozen=True)
