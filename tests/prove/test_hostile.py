@@ -92,6 +92,8 @@ def test_a_command_that_cannot_start(words: tuple[str, ...], message: str, hint:
         (["--env", "NAME"], "--env NAME: write it as NAME=VALUE"),
         (["--workdir", "nowhere"], "nowhere: no such directory"),
         (["--resume", "torchrun 'train.py"], '--resume "torchrun \'train.py": No closing quotation'),
+        (["--resume", " "], '--resume "": give the command of a restart'),
+        (["--link", "/no/data"], "--link /no/data: no such file or directory"),
         (["--kill-at", "30"], "--kill-at 30: each run ends after 30 steps"),
         (["--out", "/proc/none/proof.json"], "--out /proc/none/proof.json: No such file or directory"),
         (["--report", "train.py/proof.html"], "--report train.py/proof.html: Not a directory"),

@@ -43,6 +43,8 @@ def wishes(
 ) -> dict[str, Any]:
     if kill_at is not None and kill_at >= steps:
         raise UserError(f"--kill-at {kill_at}: each run ends after {steps} steps", f"--steps {kill_at + 10}")
+    if resume is not None and not resume.strip():
+        raise UserError('--resume "": give the command of a restart', "without --resume a restart has the same command")
     return {"options": Options(steps, kill_at, resume, keep, link, env, timeout, only, network, trials.wanted(only))}
 
 
@@ -74,6 +76,7 @@ def command(
             result, what, image = _in_cluster(kubectl, words, file, knobs, workdir, options, yes, records)
         else:
             subject, what = _subject(words, file, knobs, workdir, options, yes)
+            _check_links(subject.workdir, options.link)
             result, image = run.prove(subject, options, records), subject.image
     finally:
         shutil.rmtree(records, ignore_errors=True)
@@ -165,6 +168,12 @@ def _check_place(option: str, path: Path | None) -> None:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as problem:
         raise UserError(f"{option} {path}: {problem.strerror}") from None
+
+
+def _check_links(workdir: Path, links: tuple[str, ...]) -> None:
+    for link in links:
+        if not (workdir / link).exists():
+            raise UserError(f"--link {link}: no such file or directory in {repo.shown(workdir)}")
 
 
 def _show(result: run.Result) -> None:
