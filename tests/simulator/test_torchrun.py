@@ -65,6 +65,22 @@ def test_unknown_launchers_say_what_was_looked_at(command: list[str], reason: st
     assert found.shown == " ".join(command)
 
 
+@pytest.mark.parametrize(
+    ("count", "processes", "unknown"),
+    [
+        ("$(nvidia-smi -L | wc -l)", "gpu", False),
+        ("$(python -c 'import torch; print(torch.cuda.device_count())')", "gpu", False),
+        ("$(nproc)", None, True),
+        ("$NPROC", None, True),
+    ],
+)
+def test_a_count_of_the_pods_gpus_is_torchruns_own(count: str, processes: str | None, unknown: bool) -> None:
+    found = launch.read(["bash", "-c", f"torchrun --nproc_per_node={count} a.py"], {}).torchrun
+    assert found is not None
+    assert found.values["nproc-per-node"] == processes
+    assert ("nproc-per-node" in found.unknown, found.processes()) == (unknown, None)
+
+
 def test_plain_python_is_no_launcher() -> None:
     for command in (
         ["python", "train.py"],

@@ -126,7 +126,7 @@ def _need(pod: Pod, torchrun: Torchrun, *names: str) -> None:
 
 
 def _torchrun_node(pod: Pod, hosts: Hosts, understood: Launch, torchrun: Torchrun) -> Node:
-    _need(pod, torchrun, "nnodes", "rdzv-backend")
+    _need(pod, torchrun, "nnodes", "rdzv-backend", "nproc-per-node")
     values, nodes, processes = torchrun.values, torchrun.nodes(), torchrun.processes()
     backend = values["rdzv-backend"] or "static"
     endpoint = values["rdzv-endpoint"]

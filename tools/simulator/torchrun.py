@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
@@ -24,6 +25,8 @@ FLAGS: list[str] = _TORCHRUN["flags"]
 SHORT: dict[str, str] = _TORCHRUN["short"]
 START_METHODS: list[str] = _TORCHRUN["start methods"]
 HYPERPOD = "hyperpodrun"
+PROCESSES = "nproc-per-node"
+COUNTED = re.compile(r"nvidia-smi (?:-L|--list-gpus)\b.*\bwc -l|\bdevice_count\(\)")  # a pod counts its GPUs
 Explain = Callable[[str], str]
 
 
@@ -68,9 +71,9 @@ class Torchrun:
         return result
 
     def processes(self) -> int | None:
-        """Return the processes of a node, or None where torchrun counts devices itself (auto, gpu, cpu)."""
-        text = self.values["nproc-per-node"] or ""
-        if text in ("auto", "gpu", "cpu", "xpu"):
+        """Return the processes of a node, None where they are unknown or torchrun counts devices (auto, gpu, cpu)."""
+        text = self.values[PROCESSES] or ""
+        if PROCESSES in self.unknown or text in ("auto", "gpu", "cpu", "xpu"):
             return None
         try:
             return int(text)
@@ -98,6 +101,9 @@ def parse(module: str, words: list[str], environment: Mapping[str, str], explain
     values = {name: getattr(parsed, name.replace("-", "_")) for name in OPTIONS}
     unknown = {name: explain(value) for name, value in values.items() if value and MARK.search(value)}
     values |= dict.fromkeys(unknown)
+    if COUNTED.search(unknown.get(PROCESSES, "")):
+        values[PROCESSES] = "gpu"
+        del unknown[PROCESSES]
     for name in _TORCHRUN["numbers"]:
         if values[name] is not None and not _is_integer(values[name]):
             raise BadOptions(f"torchrun: --{name} {values[name]!r} is not an integer")

@@ -35,6 +35,8 @@ class PyTorchJob(Workload):
 
     @property
     def no_rendezvous(self) -> str:
+        if any(role.name == MASTER for role in self.roles):
+            return "a job without elasticPolicy gets no PET_RDZV_ENDPOINT from the operator"
         return (
             "a job without Master and without elasticPolicy gets no rendezvous from the operator"
             " (no PET_RDZV_ENDPOINT, no MASTER_ADDR)"
