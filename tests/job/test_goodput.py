@@ -60,10 +60,14 @@ def test_people_see_sums_losses_and_what_to_do(run: RunDir, yard: Yard) -> None:
 def test_several_runs_are_a_table_and_csv(run: RunDir, yard: Yard, tmp_path: Path) -> None:
     write(tmp_path / "other", [("a", LIFE)], {"a": (150, "killed")}).path.rename(tmp_path / "=cmd|calc")
     (tmp_path / "empty").mkdir()
+    with changes_of(run.heartbeat, 1).open("a") as file:
+        file.write('{"time": 5.0, "phase": "saving", "step": 11, "attempt": "a"}\n')
+    shutil.copy(changes_of(run.heartbeat, 1), changes_of(run.heartbeat, 10**20))  # a rank that no world has
     rows = list(csv.DictReader(io.StringIO(yard.out("goodput", str(tmp_path), "--csv"))))
     assert [row["run"] for row in rows] == ["'=cmd|calc", "run"], "a spreadsheet would compute a formula"
     assert [sum(int(row[name]) for name in CATEGORIES) for row in rows] == [300, 310]
-    shown = yard.out("goodput", str(tmp_path))
+    shown, said = yard("goodput", str(tmp_path))
+    assert "run: rank 1: 1 lines have an impossible time and are left out" in said
     assert "2 runs, 0.17 rank-hours, cost unknown\n" in shown, "an unknown price is not zero"
     priced = yard.out("goodput", str(tmp_path), "--instance", "p5.48xlarge")
     assert re.search(r"2 runs, 0\.17 rank-hours, \d+\.\d\d USD\n", priced)

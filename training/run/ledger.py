@@ -142,7 +142,7 @@ def read(run: RunDir, kept: int, now: float | None = None) -> Evidence:
     hosts, notes = {}, []
     for path in sorted(run.heartbeat.glob("rank-*.phases.jsonl"))[:_MOST_RANKS]:
         number = path.name[len("rank-") :].partition(".")[0]
-        if not number.isdecimal():
+        if not number.isdecimal() or int(number) >= _MOST_RANKS:
             continue
         reader = Reader(path)
         ranks[int(number)] = list(_lines(reader))

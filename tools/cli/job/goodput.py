@@ -42,6 +42,9 @@ def command(
         output.line(f"no run since {since}" if since else "no run that can be accounted for")
     else:
         _print(found)
+    if len(found) > 1 and not as_json:
+        for line in (f"{one.name}: {note}" for one in found for note in one.ledger.notes):
+            output.note(line)
     for reason in unread:
         output.note(reason)
     return CANNOT_SEE if unread else 0
