@@ -221,6 +221,6 @@ with output.attended("yard"), output.activity("working"):
         os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
 """
-    shown = screen.python(text, keys={"working": b"\x03"} if end == "Ctrl-C" else {})
+    shown = screen.python(text, keys={"0:00:03": b"\x03"} if end == "Ctrl-C" else {})
     assert shown.code == (143 if end == "SIGTERM" else -2)
     assert "\x1b[?25h" in shown.raw.rpartition("\x1b[?25l")[2]

@@ -83,7 +83,7 @@ def test_json(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("code", "err", "message", "hint"),
     [
-        (2, "The connection to the server was refused\nconnection refused\n", "refused", "cluster up"),
+        (2, "The connection to the server was refused\nconnection refused\n", "refused", "cluster is up"),
         (2, 'error: context "x" does not exist\n', 'context "x" does not exist', "get-contexts"),
         (2, "Error: context was not found for specified context: x\n", "context: x", "get-contexts"),
         (
