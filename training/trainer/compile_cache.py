@@ -31,6 +31,7 @@ from training.run.directory import RunDir
 from training.run.files import open_regular
 
 LARGEST = 4 << 30  # bytes of a copy
+_TORCHS = "torchinductor_"  # how the name of torch's own directory begins
 _CHUNK = 1 << 20
 _SIGNATURE = 73  # bytes: a key id of 8 digits, a colon, 64 digits
 
@@ -196,8 +197,8 @@ def _bounded(source: IO[bytes], target: IO[bytes]) -> None:
 def _named() -> str:
     """Return TORCHINDUCTOR_CACHE_DIR, empty where it says torch's own directory."""
     named = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
-    if not named:
-        return ""
+    if not Path(named).name.startswith(_TORCHS):
+        return named  # without an import of the compiler, which takes two seconds
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     with contextlib.suppress(KeyError, OSError):  # an account without a name
