@@ -118,7 +118,8 @@ def parse(module: str, words: list[str], environment: Mapping[str, str], explain
 def _judge_abbreviations(parser: _Parser, words: list[str]) -> None:
     """Raise UnknownOptions for a program's option with which several of torchrun's begin.
 
-    Python's argparse refused it behind the program up to 3.12.6.
+    Python's argparse refuses it behind the program in 3.10.13, 3.11.7, 3.12.1 and 3.13.0, which were tried, and takes
+    it from 3.13.1 on (python/cpython, pull request 124760, 7 October 2024).
     """
     known = [text for name in (*OPTIONS, *FLAGS) for text in _strings(name)]
     for at, word in enumerate(words[: words.index("--")] if "--" in words else words):
@@ -127,8 +128,8 @@ def _judge_abbreviations(parser: _Parser, words: list[str]) -> None:
             with contextlib.suppress(BadOptions):
                 parser.parse_args(words[:at])
                 raise UnknownOptions(
-                    f"whether torchrun takes {name} behind the program depends on the image's Python: up to 3.12.6"
-                    " it is ambiguous, unless -- stands before the program"
+                    f"whether torchrun takes {name} behind the program depends on the image's Python: before 3.13.1"
+                    " it may be ambiguous, unless -- stands before the program"
                 )
 
 
