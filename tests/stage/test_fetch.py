@@ -92,7 +92,7 @@ def test_a_killed_process_continues_in_the_middle_of_a_file(site: WebServer, tmp
     assert code == 0, said
     assert tree(target) == {"a.bin": LARGE, "b.bin": LARGE}
     assert answer["fetched"] == 2 * len(LARGE) - kept < 2 * len(LARGE), "the bytes before are not asked for"
-    assert any(one.path == "/a.bin" and one.first > 0 for one in site.asked), site.asked
+    assert any(one.first > 0 for one in site.asked), site.asked
 
 
 def test_a_complete_archive_is_not_fetched_again_when_unpacking_was_killed(site: WebServer, tmp_path: Path) -> None:
