@@ -438,6 +438,30 @@ def test_pods_without_a_launcher_are_unknown_where_they_may_train(
     assert given.state is State.FAIL
 
 
+@pytest.mark.parametrize(
+    ("script", "nodes", "state"),
+    [
+        ("if [ $JOB_COMPLETION_INDEX = 0 ]; then sleep infinity; fi", "2", State.FAIL),
+        ("if [ $JOB_COMPLETION_INDEX = 1 ]; then echo ready; exit 0; fi", "2", State.FAIL),
+        ("if [ $JOB_COMPLETION_INDEX = 0 ]; then ./other; exit; fi", "2", State.CANNOT_TELL),
+        ("if [ $JOB_COMPLETION_INDEX = 1 ]; then sleep infinity; fi", "1:2", State.CANNOT_TELL),
+    ],
+)
+def test_pods_that_wait_for_one_that_never_trains_never_start(script: str, nodes: str, state: State) -> None:
+    item = copy.deepcopy(beds.JOB)
+    item["metadata"]["name"] = "a"
+    item["spec"] |= {"parallelism": 2, "completions": 2, "completionMode": "Indexed"}
+    item["spec"]["template"]["spec"]["subdomain"] = "a"
+    container = item["spec"]["template"]["spec"]["containers"][0]
+    start = f"torchrun --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=a-0.a:29400 a.py"
+    container["command"] = ["bash", "-c", f"{script}\nexec {start}"]
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}, "spec": {"clusterIP": "None"}}
+    found = kinds.find(Manifests("a", [item, service])).workloads[0]
+    verdict = wiring.analyse(found).verdict
+    assert verdict.state is state, verdict
+    assert ("it never starts: 2 nodes must join, and 1 pod can" in verdict.summary) is (state is State.FAIL)
+
+
 @pytest.mark.parametrize("others", ["sleep", "none"])
 def test_a_program_beside_pods_that_hold_gpus_and_wait_is_unknown(others: str) -> None:
     def replicated(name: str, command: list[str], count: int) -> dict[str, Any]:

@@ -40,6 +40,10 @@ class Apart(Finding):
     """The pods do not meet by the variables that are known."""
 
 
+class Idle(Finding):
+    """The pod starts no program that trains."""
+
+
 @dataclass(frozen=True)
 class Node:
     """One pod in the rendezvous.
@@ -95,7 +99,8 @@ def node_of(pod: Pod, hosts: Hosts, given: Given) -> Node:
         return Node(pod, understood, ("env", pod.name, 0, ""), (1, 1), 1, 0)
     if understood.unknown:
         looked = f"looked at: {understood.shown[:LONGEST_SHOWN]}"
-        raise Finding(f"{pod.name}: {understood.unknown}; {looked}", None, State.CANNOT_TELL)
+        kind = Idle if understood.idle else Finding
+        raise kind(f"{pod.name}: {understood.unknown}; {looked}", None, State.CANNOT_TELL)
     if understood.torchrun is None:
         return _plain_node(pod, hosts, understood)
     try:

@@ -12,7 +12,7 @@ from tools.core.secret_patterns import mask
 from tools.facts.instances import NVIDIA
 from tools.simulator.launch import Launch
 from tools.simulator.local_pod import gpus
-from tools.simulator.node import LONGEST_SHOWN, Apart, Finding, Given, Node, launch_of, node_of
+from tools.simulator.node import LONGEST_SHOWN, Apart, Finding, Given, Idle, Node, launch_of, node_of
 from tools.simulator.torchrun import HYPERPOD, BadOptions
 from tools.workload import ControllerFault, Pod, PodsUnknown, Workload
 from tools.workload.hosts import Hosts
@@ -42,17 +42,24 @@ def analyse(job: Workload, given: Given | None = None) -> Analysis:
     """Check the wiring of `job`, of any kind, without starting anything."""
     evidence: list[str] = []
     nodes: list[Node] = []
+    idle: list[Idle] = []
     effort = 0
     try:
         evidence.append(_made_by(job))
         pods = _pods(job)
         hosts = Hosts(job, pods)
         for pod in pods:
-            nodes.append(node_of(pod, hosts, given or Given()))
+            try:
+                nodes.append(node_of(pod, hosts, given or Given()))
+            except Idle as one:
+                idle.append(one)
+                continue
             effort += nodes[-1].launch.effort
             if effort > MOST_EFFORT:
                 raise Finding("the scripts of all pods are too long to follow", None, State.CANNOT_TELL)
         evidence += [node.line() for node in nodes]
+        if idle:
+            raise _beside(idle, nodes)
         evidence += _about_launch(nodes[0].launch)
         _judge(nodes, job)
         warning = _warning(nodes)
@@ -114,6 +121,15 @@ def _read(pod: Pod, hosts: Hosts, given: Given) -> Launch | str:
         return str(problem)
     except UserError as problem:
         return problem.message
+
+
+def _beside(idle: Sequence[Idle], nodes: Sequence[Node]) -> Finding:
+    """Return the finding on pods that never train, which the others wait for if they need as many nodes."""
+    first, wanted = idle[0], max((node.nodes[0] for node in nodes), default=0)
+    if wanted <= max(1, len(nodes)):
+        return first
+    reason = f"it never starts: {wanted} nodes must join, and {output.count(len(nodes), 'pod')} can: {first.reason}"
+    return Finding(reason, "start the same launcher in each pod that is a rank")
 
 
 def _about_launch(found: Launch) -> list[str]:
