@@ -56,7 +56,7 @@ def _own_keys(spec: dict[str, Any]) -> None:
         ("track", "track.wandb={mode: offline, server: 'http://wandb.team:8080'}", _no_key, PASS, "no key is missing"),
         ("track", "track.wandb={server: 'http://wandb.team:8080'}", _nothing, WARN, "port 8080 of wandb.team"),
         ("track", "track.mlflow.uri=http://mlflow.team:5000", _nothing, WARN, "port 5000 of mlflow.team"),
-        ("checkpoint-places", BUCKET, _nothing, PASS, "was not looked at"),
+        ("checkpoint-places", BUCKET, _nothing, PASS, "a service account of their own"),
         ("checkpoint-places", BUCKET, _default_account, WARN, "no service account of their own to give a role to"),
         ("checkpoint-places", BUCKET, _own_keys, WARN, "may bring keys of AWS"),
     ],
@@ -70,3 +70,9 @@ def test_a_place_is_judged_by_what_the_manifest_shows(
     found = [one for one in evaluate(manifests).verdicts if one.details["rule"] == rule]
     assert {one.state for one in found} == {state}
     assert all(said in one.summary for one in found)
+
+
+def test_the_role_that_a_bucket_needs_is_named_as_needed_and_not_as_seen() -> None:
+    found = evaluate(rendered("cpu/llama-tiny", None, Knobs(settings=(BUCKET,))))
+    assert any("with a role that has s3:ListBucket" in one for one in found.needs)
+    assert not any("s3:ListBucket" in one.summary for one in found.verdicts)

@@ -15,7 +15,7 @@ from tools.facts.instances import NEURON, NVIDIA
 from tools.kube import network_policy
 from tools.kube.manifests import Object
 from tools.plan.memory import Room, estimate
-from tools.preflight.rule import Place, rule
+from tools.preflight.rule import Place, needed, rule
 from tools.preflight.rules.security import labels_of
 from tools.preflight.rules.storage import LAYER, READ_ONLY, SHARED, mount_of, save_seconds, storage
 from tools.preflight.subject import Subject, Template, known_kind
@@ -120,8 +120,8 @@ def checkpoint_places(subject: Subject) -> Iterator[Verdict]:
             if account == "default":
                 yield _without_account(place, template)
             else:
-                rest = f"whether its role has {', '.join(RIGHTS)} was not looked at"
-                yield good(place, f"the pods have their own service account {account}; {rest}")
+                verdict = good(place, f"the pods have a service account of their own, {account}")
+                yield needed(verdict, f"ServiceAccount {account} with a role that has {', '.join(RIGHTS)}")
 
 
 def _without_account(place: Place, template: Template) -> Verdict:

@@ -1,8 +1,9 @@
 """Rules on what a pod requests, and whether the machine that it selects can provide it."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
+from typing import Any
 
 from tools.core.repo import nearest
 from tools.core.tables import load
@@ -162,31 +163,48 @@ def _devices(one: Instance, resource: str) -> Decimal:
     return Decimal(one.accelerators if same else 0)
 
 
-@rule("quota", each="jobs")
-def quota(subject: Subject, job: Job) -> Iterator[Verdict]:
-    here = (job.item.get("metadata") or {}).get("namespace")
-    same = [one for one in subject.objects if one["metadata"].get("namespace") == here]
-    for item in (one for one in same if one["kind"] == "ResourceQuota"):
-        yield from _within_quota(job, item.get("spec") or {}, f"ResourceQuota {name_of(item)}")
-    for item in (one for one in same if one["kind"] == "LimitRange"):
-        for most in (item.get("spec") or {}).get("limits") or []:
+@rule("quota")
+def quota(subject: Subject) -> Iterator[Verdict]:
+    for item in subject.objects:
+        here = [job for job in subject.jobs if _namespace(job.item) == _namespace(item)]
+        if item["kind"] == "ResourceQuota":
+            yield from _within_quota(here, item)
+        for most in (item.get("spec") or {}).get("limits") or [] if item["kind"] == "LimitRange" else ():
             if most.get("type") == "Container":
-                yield from _within_range(job, amounts(most.get("max") or {}), f"LimitRange {name_of(item)}")
+                for job in here:
+                    yield from _within_range(job, amounts(most.get("max") or {}), f"LimitRange {name_of(item)}")
 
 
-def _within_quota(job: Job, spec: Object, name: str) -> Iterator[Verdict]:
+def _namespace(item: Object) -> Any:
+    return item["metadata"].get("namespace")
+
+
+def _within_quota(jobs: Sequence[Job], item: Object) -> Iterator[Verdict]:
+    """Judge what each job takes, and what those take together that start at once."""
+    spec = item.get("spec") or {}
     if spec.get("scopes") or spec.get("scopeSelector"):
         return  # it counts some of the pods only
-    wanted: dict[str, Decimal] = {}
+    starting = [job for job in jobs if not job.workload.suspended and not job.workload.queue]
+    taken = {job.object: _taken(job) for job in jobs}
+    for key, most in amounts(spec.get("hard") or {}).items():
+        groups = [[name] for name, wanted in taken.items() if key in wanted]
+        together = [job.object for job in starting if taken[job.object].get(key, most + 1) <= most]
+        for names in [*groups, *([together] if len(together) > 1 else [])]:
+            need = sum((taken[name][key] for name in names), Decimal(0))
+            shown, allowed = (_with_unit(number, "Mi" if "memory" in key else "") for number in (need, most))
+            place = Place(names[0], f"spec: {key} of all pods", shown)
+            whose = "all pods take" if len(names) == 1 else f"it and {', '.join(names[1:])} together take"
+            summary = f"{whose} {key} {shown}, and ResourceQuota {name_of(item)} allows {allowed}"
+            yield good(place, summary) if need <= most else bad(place, summary, "fewer pods, or a larger quota")
+
+
+def _taken(job: Job) -> dict[str, Decimal]:
+    """Return what all pods of a job count in a quota."""
+    taken: dict[str, Decimal] = {}
     for template in job.templates:
         for key, value in quota_keys(template.spec).items():
-            wanted[key] = wanted.get(key, Decimal(0)) + value * template.replicas
-    for key, most in amounts(spec.get("hard") or {}).items():
-        if key in wanted:
-            need, allowed = (_with_unit(number, "Mi" if "memory" in key else "") for number in (wanted[key], most))
-            place = Place(job.object, f"spec: {key} of all pods", need)
-            summary = f"all pods take {key} {need}, and {name} allows {allowed}"
-            yield good(place, summary) if wanted[key] <= most else bad(place, summary, "fewer pods, or a larger quota")
+            taken[key] = taken.get(key, Decimal(0)) + value * template.replicas
+    return taken
 
 
 def _within_range(job: Job, most: dict[str, Decimal], name: str) -> Iterator[Verdict]:
