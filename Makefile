@@ -23,7 +23,7 @@ ARGS   =
 PYTHON = $(or $(shell for name in .venv/bin/python python3 python3.14 python3.13 python3.12 python3.11; do $$name -ISc 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null && echo $$name && break; done),$(error Python 3.11 to 3.14 is needed, and PATH has none))
 SETUP  = $(PYTHON) -IS tools/bootstrap.py
 QUIET  = $(if $(filter $@,$(MAKECMDGOALS)),,--quiet)
-PYTEST = .venv/bin/python -m pytest
+PYTEST = .venv/bin/python -m pytest --reruns 1
 COMPILE = .venv/bin/uv pip compile --quiet --cache-dir .cache/uv --universal --python-version 3.11 --generate-hashes --no-header
 TRAIN  = pyproject.toml --extra train
 

@@ -15,6 +15,7 @@ import pytest
 STARTING = ("browser", "cluster", "docker", "flux", "monitoring")
 ON_REQUEST = tuple(Path(__file__).parent / "tests" / name for name in (*STARTING, "audit", "security"))
 SECONDS = 3600
+OUTCOMES = ("passed", "failed", "error", "rerun", "skipped")
 GUARD = str(Path(__file__).parent / "training" / "guard")  # read with every `import torch` of a test
 
 
@@ -62,9 +63,10 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or session.config.option.collectonly:
         return
-    count = {outcome: len(reporter.stats.get(outcome, [])) for outcome in ("passed", "failed", "error", "skipped")}
+    count = {outcome: len(reporter.stats.get(outcome, [])) for outcome in OUTCOMES}
     failed = count["failed"] + count["error"]
-    reporter.write_line(f"{count['passed']} passed, {failed} failed, {count['skipped']} skipped")
+    again = f"{count['rerun']} run again, " if count["rerun"] else ""
+    reporter.write_line(f"{count['passed']} passed, {failed} failed, {again}{count['skipped']} skipped")
 
 
 @pytest.fixture(scope="session")
