@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,15 +17,19 @@ PLAIN = {
     "narrow": (40, {}), "no colour": (80, {"NO_COLOR": "1"}), "dumb": (80, {"TERM": "dumb"}),
     "ci": (80, {"CI": "true"}), "another encoding": (80, {"PYTHONUTF8": "0", "PYTHONIOENCODING": "latin-1"}),
 }  # fmt: skip
-WORK = """
-import time
+WAIT = """
+import os, time
+def until(seen):  # a test has seen it: the program does not count on the speed of this machine
+    while "SEEN" in os.environ and not os.path.exists(os.path.join(os.environ["SEEN"], seen)):
+        time.sleep(0.02)
+"""
+WORK = f"""{WAIT}
 from tools.core import State, Verdict, output
 with output.activity("staging the data") as now:
     for number in range(1, 4):
-        now.at(f"{number} of 4 MB")
-        time.sleep(1.0)
+        now.at(f"{{number}} of 4 MB")
+        until(str(number))
     output.line("a line of a result")
-    time.sleep(1.2)
 output.table([("job", "state", "efa"), ("one", "Running", "-"), ("two", "Failed", "-")], "", True, [None, State.FAIL])
 output.verdict(Verdict(State.FAIL, "it does not FAIL twice", ["because"], "fix the file"))
 output.note("WARN some-rule: look")
@@ -38,8 +43,9 @@ RESULTS = [
 ]
 
 
-def test_a_person_sees_a_bar_colours_and_tables() -> None:
-    shown = screen.python(WORK)
+def test_a_person_sees_a_bar_colours_and_tables(tmp_path: Path) -> None:
+    seen = {f"{25 * number} %": (tmp_path / str(number)).touch for number in range(1, 4)}
+    shown = screen.python(WORK, variables={"SEEN": str(tmp_path)}, keys=seen)
     bars = [line for state in shown.states for line in state if "staging the data" in line]
     assert any("━" in line and "25 %" in line for line in bars), bars
     assert any("75 %" in line for line in bars)
@@ -107,13 +113,12 @@ def test_only_a_fraction_moves_the_bar(text: str, fraction: tuple[str, str] | No
 
 
 HOSTILE = "\\x1b[31m[bold red]x[/] :smile: \\u202e\\x07\\x08https://a.b {task.total} %s \\r\\x9b31m"
-SAYS = f"""
-import time
+SAYS = f"""{WAIT}
 from tools.core import State, Verdict, output
 text = "{HOSTILE}"
 with output.activity(text) as now:
     now.at(text, 1, 2)
-    time.sleep(1.2)
+    until("half")
     output.line(text)
     output.note(text)
 with output.repainted() as page:
@@ -122,8 +127,9 @@ output.verdict(Verdict(State.WARN, text))
 """
 
 
-def test_text_of_a_cluster_controls_nothing_and_is_no_markup() -> None:
-    shown = screen.python(SAYS, columns=120)
+def test_text_of_a_cluster_controls_nothing_and_is_no_markup(tmp_path: Path) -> None:
+    seen = {"50 %": (tmp_path / "half").touch}
+    shown = screen.python(SAYS, columns=120, variables={"SEEN": str(tmp_path)}, keys=seen)
     text = r"\x1b[31m[bold red]x[/] :smile: \u202e\x07\x08https://a.b {task.total} %s \r\x9b31m"
     assert sum(line == text for line in shown.last) == 4, shown.last
     assert f"WARN: {text}" in shown.last
@@ -131,19 +137,19 @@ def test_text_of_a_cluster_controls_nothing_and_is_no_markup() -> None:
     assert not set("\u202e\x07\x9b") & set(shown.raw)
 
 
-def test_no_phase_is_silent() -> None:
+def test_no_phase_is_silent(tmp_path: Path) -> None:
     """A bar with the command's name comes after some silence, and goes before the result."""
-    text = """
-import time
+    text = f"""{WAIT}
 from tools.core import output
 output.PATIENCE = 0.2
 with output.attended("yard job why"):
-    time.sleep(1.5)
+    until("bar")
     output.line("HEALTHY")
     time.sleep(0.7)
 """
-    shown = screen.python(text)
-    assert any("yard job why" in line and "0:00:01" in line for state in shown.states for line in state)
+    bar = "yard job why.*0:00:0[1-9]"
+    shown = screen.python(text, variables={"SEEN": str(tmp_path)}, keys={bar: (tmp_path / "bar").touch})
+    assert any(re.search(bar, line) for state in shown.states for line in state)
     assert shown.last == ["HEALTHY"]
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("HEALTHY\n", "")
@@ -196,7 +202,7 @@ with output.activity("sending"):
     answer = output.ask("send it? yes/no")
     output.line(f"answer {answer}")
 """
-    shown = screen.python(text, keys={"send it?": b"yes\n"})
+    shown = screen.python(text, keys={r"send it\? yes/no: ": b"yes\n"})
     asked = [state for state in shown.states if any("send it?" in line for line in state)]
     assert not any("sending" in line for line in asked[0])
     assert shown.last == ["send it? yes/no: yes", "answer yes"]
@@ -221,6 +227,6 @@ with output.attended("yard"), output.activity("working"):
         os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
 """
-    shown = screen.python(text, keys={"0:00:03": b"\x03"} if end == "Ctrl-C" else {})
+    shown = screen.python(text, keys={"0:00:0[3-9]": b"\x03"} if end == "Ctrl-C" else {})
     assert shown.code == (143 if end == "SIGTERM" else -2)
     assert "\x1b[?25h" in shown.raw.rpartition("\x1b[?25l")[2]

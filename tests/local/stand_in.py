@@ -1,6 +1,7 @@
 """Stands in for the trainer in tests of the runner; `DO` says what it does, on rank `ON` or on all.
 
-It knows only what a container knows: its environment. It leaves what it saw in TRAINYARD_RUN.
+It knows only what a container knows: its environment. It leaves what it saw in TRAINYARD_RUN. `fail` first waits
+for the file AFTER there, which another pod writes.
 """
 
 import json
@@ -42,6 +43,8 @@ def end() -> int:
 
 
 def fail() -> int:
+    while "AFTER" in os.environ and not (RUN / os.environ["AFTER"]).exists():
+        time.sleep(0.05)
     raise ValueError("the stand-in was told to fail")
 
 

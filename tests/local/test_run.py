@@ -96,9 +96,8 @@ def test_a_failed_pod_starts_again_and_the_job_goes_on(checkout: Any, make_job: 
 
 
 def test_restarts_that_bring_nothing_end_in_one_error(checkout: Any, make_job: Job) -> None:
-    done = checkout.yard(
-        "run", checkout.cell(make_job("dies", master=True, env={"DO": "fail", "ON": "0", "ELSE": "wait"}))
-    )
+    env = {"DO": "fail", "ON": "0", "ELSE": "wait", "AFTER": "waiting-dies-worker-0"}
+    done = checkout.yard("run", checkout.cell(make_job("dies", master=True, env=env)))
     message = one_error(done.stderr)
     assert done.returncode == 1
     assert "pod dies-master-0 exited with code 1, twice without a step in between" in message
@@ -140,7 +139,7 @@ def test_a_stop_drains_every_pod(
     pods = ("drains-master-0", "drains-worker-0")
     wait_until(lambda: all((directory / f"waiting-{pod}").exists() for pod in pods), "both pods are up")
     process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert [(directory / f"drained-{pod}").read_text() for pod in pods] == ["SIGTERM", "SIGTERM"]
     assert "to continue: " in err
@@ -148,7 +147,10 @@ def test_a_stop_drains_every_pod(
 
 def test_a_second_interrupt_ends_stubborn_pods(checkout: Any, make_job: Job, wait_until: Callable[..., None]) -> None:
     env = {"DO": "wait", "STUBBORN": "1"}
-    process = checkout.start("run", checkout.cell(make_job("stubborn", master=True, env=env)))
+    job = make_job("stubborn", master=True, env=env)
+    for replica in job["spec"]["pytorchReplicaSpecs"].values():
+        replica["template"]["spec"]["terminationGracePeriodSeconds"] = 600
+    process = checkout.start("run", checkout.cell(job))
     waiting = checkout.run_directory("stubborn") / "waiting-stubborn-worker-0"
     wait_until(waiting.exists, "the pod is up")
 
@@ -156,7 +158,7 @@ def test_a_second_interrupt_ends_stubborn_pods(checkout: Any, make_job: Job, wai
         process.send_signal(signal.SIGINT)
         return process.poll() is not None
 
-    wait_until(insist, "yard ends though its pods ignore SIGTERM", seconds=15)  # their grace is 20 s
+    wait_until(insist, "yard ends though its pods ignore SIGTERM")  # long before their grace is over
     assert process.returncode == 130
     assert not (checkout.run_directory("stubborn") / "drained-stubborn-worker-0").exists()
 
@@ -168,7 +170,7 @@ def test_killing_yard_leaves_nothing(checkout: Any, make_job: Job, wait_until: C
     assert len(checkout.processes()) >= 4  # two pods, each with a child in a session of its own
     process.kill()
     process.communicate()
-    wait_until(lambda: not checkout.processes(), "the kernel has ended every process", seconds=10)
+    wait_until(lambda: not checkout.processes(), "the kernel has ended every process")
 
 
 def test_what_a_dead_pod_leaves_is_ended(checkout: Any, make_job: Job, wait_until: Callable[..., None]) -> None:
@@ -179,7 +181,7 @@ def test_what_a_dead_pod_leaves_is_ended(checkout: Any, make_job: Job, wait_unti
     _, err = process.communicate(timeout=60)
     assert "was killed by SIGKILL" in one_error(err)
     orphan = int((checkout.run_directory("orphans") / "orphan-orphans-master-0").read_text())
-    wait_until(lambda: not os.path.exists(f"/proc/{orphan}"), "the orphan is gone", seconds=5)
+    wait_until(lambda: not os.path.exists(f"/proc/{orphan}"), "the orphan is gone")
 
 
 def test_only_one_run_at_a_time(checkout: Any, make_job: Job, wait_until: Callable[..., None]) -> None:
@@ -190,7 +192,7 @@ def test_only_one_run_at_a_time(checkout: Any, make_job: Job, wait_until: Callab
     assert second.returncode == 2
     assert f"already being trained here, by process {first.pid}" in one_error(second.stderr)
     first.terminate()
-    first.communicate(timeout=30)
+    first.communicate(timeout=60)
 
 
 def test_a_taken_port_that_was_asked_for_is_an_error(checkout: Any, make_job: Job) -> None:
@@ -441,17 +443,19 @@ def test_a_base_that_is_no_run_yet_is_named_with_the_command_that_makes_it(tmp_p
 
 
 STEPS = """
-import time
+import pathlib, sys, time
 print("[bold]made for a test", flush=True)
 for step in range(1, 4):
     print(f"step {step}/4  loss {4 - step}.000  1,000 tokens/s", flush=True)
-    time.sleep(0.8)
+    while not pathlib.Path(sys.argv[1], str(step)).exists():
+        time.sleep(0.05)
 """
 
 
-def test_steps_move_a_bar_at_a_terminal_and_are_lines_elsewhere(checkout: Any, make_job: Job) -> None:
-    cell = checkout.cell(make_job("steps", pods=1, command=["python", "-c", STEPS]))
-    shown = screen.show([sys.executable, "-m", "tools.cli", "run", cell], cwd=checkout.root)
+def test_steps_move_a_bar_at_a_terminal_and_are_lines_elsewhere(checkout: Any, make_job: Job, tmp_path: Path) -> None:
+    cell = checkout.cell(make_job("steps", pods=1, command=["python", "-c", STEPS, str(tmp_path)]))
+    seen = {f"{25 * step} %": (tmp_path / str(step)).touch for step in range(1, 4)}
+    shown = screen.show([sys.executable, "-m", "tools.cli", "run", cell], cwd=checkout.root, keys=seen)
     assert shown.code == 0, shown.raw
     assert any("75 %" in line and "━" in line for state in shown.states for line in state)
     assert any("step 3/4  █▅▁  loss 1.000  1,000 tokens/s" in line for state in shown.states for line in state)

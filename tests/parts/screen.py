@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from pathlib import Path
 
 import pyte
 
-SECONDS = 60.0  # far above what a test's program needs
+SECONDS = 120.0  # far above what a test's program needs
+FRAME = re.compile(rb"(?=\r\x1b\[(?:2K|1A))")  # a bar or page is erased before it is painted again
 QUIET = ("CI", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")  # variables of the one who runs the tests
 
 
@@ -43,7 +45,10 @@ def show(
     rows: int = 40,
     cwd: Path | None = None,
 ) -> Shown:
-    """Run a program on a terminal. When it shows a text of `keys`, its bytes are typed once, or its function called."""
+    """Run a program on a terminal. When it shows a pattern of `keys`, its bytes are typed once, or its function called.
+
+    Each state that the program painted is kept, also where this process was too slow to read them one by one.
+    """
     near, far = pty.openpty()
     termios.tcsetwinsize(far, (rows, columns))
     own = {name: value for name, value in os.environ.items() if name not in QUIET}
@@ -66,14 +71,16 @@ def show(
             except OSError:  # the program and its children have closed it
                 break
             raw += got
-            stream.feed(got)
-            now = [line.rstrip() for line in screen.display]
-            while now and not now[-1]:
-                now.pop()
-            states += [now] if now != states[-1] else []
-            for text in [text for text in typed if any(text in line for line in now)]:
-                then = typed.pop(text)
-                os.write(near, then) if isinstance(then, bytes) else then()
+            for part in FRAME.split(got):
+                stream.feed(part)
+                now = [line.rstrip() for line in screen.display]
+                before_cursor = screen.display[screen.cursor.y][: screen.cursor.x]  # with the blank of a prompt
+                while now and not now[-1]:
+                    now.pop()
+                states += [now] if now != states[-1] else []
+                for key in [key for key in typed if any(re.search(key, line) for line in (*now, before_cursor))]:
+                    then = typed.pop(key)
+                    os.write(near, then) if isinstance(then, bytes) else then()
         code = process.wait(SECONDS)
     finally:
         with contextlib.suppress(ProcessLookupError):
