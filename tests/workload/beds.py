@@ -5,7 +5,14 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from tools.kube.manifests import Manifests
+from tools.simulator import environment
+from tools.workload import kinds
+from tools.workload.workload import Workload
+
 Object = dict[str, Any]
+
+INDEX = "batch.kubernetes.io/job-completion-index"
 
 TORCHRUN = ["torchrun", "-m", "trainer"]
 JOBSET_RUN = [
@@ -143,3 +150,15 @@ BEDS: dict[str, list[Object]] = {
 def bed(name: str) -> list[Object]:
     """Return a copy of a bed's objects, the job first."""
     return copy.deepcopy(BEDS[name])
+
+
+def of(objects: list[Object]) -> Workload:
+    """Return the only workload of some objects."""
+    (workload,) = kinds.find(Manifests("here", objects)).workloads
+    return workload
+
+
+def values(workload: Workload, index: int) -> dict[str, str]:
+    """Return the variables of a rank's container as the kubelet resolves them."""
+    pod = workload.ranks()[index]
+    return environment.resolve(pod, pod.container, workload.manifests, share=1).values

@@ -7,26 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.workload.beds import BEDS, JOB_RUN, RUNTIME, SERVICE, Object, bed, made, template
-from tools.core.errors import UserError
+from tests.workload.beds import BEDS, INDEX, Object, bed, made, of, template, values
 from tools.core.verdict import State
-from tools.kube.manifests import Manifests, parse
-from tools.simulator import environment, wiring
-from tools.workload import kinds
-from tools.workload.pod import PodsUnknown
-from tools.workload.workload import Workload
-
-
-def of(objects: list[Object]) -> Workload:
-    """Return the only workload of some objects."""
-    (workload,) = kinds.find(Manifests("here", objects)).workloads
-    return workload
-
-
-def values(workload: Workload, index: int) -> dict[str, str]:
-    """Return the variables of a rank's container as the kubelet resolves them."""
-    pod = workload.ranks()[index]
-    return environment.resolve(pod, pod.container, workload.manifests, share=1).values
+from tools.simulator import wiring
 
 
 @pytest.mark.parametrize(
@@ -195,7 +178,6 @@ def test_state(name: str, status: Object, state: str) -> None:
 
 
 JOBSET_LABELS = {"jobset.sigs.k8s.io/replicatedjob-name": "workers", "jobset.sigs.k8s.io/job-index": "0"}
-INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 @pytest.mark.parametrize(
@@ -279,68 +261,6 @@ def test_what_jobset_refuses(change: Object, reason: str) -> None:
     assert reason in " ".join(of(objects).refused)
 
 
-@pytest.mark.parametrize(
-    ("service", "change", "state", "reason"),
-    [
-        (SERVICE, {}, State.PASS, "forms one world"),
-        (None, {}, State.CANNOT_TELL, "Service trainers is not in the file"),
-        ({"clusterIP": None}, {}, State.FAIL, "is not headless"),
-        ({"selector": {"job-name": "other"}}, {}, State.FAIL, "does not select the job's pods"),
-        (
-            SERVICE,
-            {"completionMode": "NonIndexed"},
-            State.FAIL,
-            "'$(JOB_COMPLETION_INDEX)' is not an integer",
-        ),
-        (SERVICE, {"template": template(JOB_RUN)}, State.FAIL, "subdomain is not set"),
-    ],
-)
-def test_an_indexed_job_needs_a_headless_service(
-    service: Object | None, change: Object, state: State, reason: str
-) -> None:
-    job, right = bed("Job")
-    job["spec"] |= change
-    spec = {} if service in (None, SERVICE) else service
-    services = [] if service is None else [{**right, "spec": {**right["spec"], **(spec or {})}}]
-    verdict = wiring.analyse(of([job, *services])).verdict
-    assert verdict.state is state, verdict
-    assert reason in verdict.summary
-
-
-def test_the_rendezvous_may_be_a_service_of_the_first_pod() -> None:
-    job, right = bed("Job")
-    words = [word.replace("job-0.trainers", "master") for word in JOB_RUN]
-    job["spec"]["template"] = template(words)
-    master = {**right, "metadata": {"name": "master"}, "spec": {"selector": {"job-name": "job", INDEX: "0"}}}
-    assert wiring.analyse(of([job, master])).verdict.state is State.PASS
-    master["spec"]["selector"] = {"job-name": "job"}
-    verdict = wiring.analyse(of([job, master])).verdict
-    assert verdict.state is State.FAIL
-    assert "stands for 2 pods" in verdict.summary
-
-
-@pytest.mark.parametrize("name", ["svc", "default"])
-def test_a_subdomain_may_be_named_as_a_part_of_the_domain(name: str) -> None:
-    job, service = bed("Job")
-    words = [word.replace("job-0.trainers", f"job-0.{name}") for word in JOB_RUN]
-    job["spec"]["template"] = template(words, subdomain=name, restartPolicy="Never")
-    assert wiring.analyse(of([job, {**service, "metadata": {"name": name}}])).verdict.state is State.PASS
-
-
-@pytest.mark.parametrize("name", ["JobSet", "Volcano"])
-def test_a_pods_name_without_its_subdomain_is_not_in_dns(name: str) -> None:
-    objects = bed(name)
-    workload = of(objects)
-    pods = workload.ranks()
-    words = ["torchrun", "--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={pods[0].name}:5", "a.py"]
-    for role in workload.roles:
-        if role.trains:
-            role.template["spec"]["containers"][0]["command"] = words
-    verdict = wiring.analyse(of(workload.manifests.objects)).verdict
-    assert verdict.state is State.FAIL
-    assert f"{pods[0].name} is not a name in DNS" in verdict.summary
-
-
 def test_volcanos_pytorch_plugin_sets_ranks() -> None:
     (job,) = bed("Volcano")
     spec = job["spec"]
@@ -369,117 +289,6 @@ def test_volcano_mounts_the_volumes_of_the_job() -> None:
         "/tmp/x",
     ]
     assert role.template["spec"]["volumes"][0]["persistentVolumeClaim"] == {"claimName": "data"}
-
-
-@pytest.mark.parametrize(
-    ("change", "processes"),
-    [
-        ({"numProcPerNode": 4}, "4"),
-        ({}, "1"),
-        ({"resourcesPerNode": {"requests": {"cpu": "3500m"}}}, "4"),
-        ({"resourcesPerNode": {"limits": {"nvidia.com/gpu": 8}, "requests": {"cpu": "3"}}}, "auto"),
-        ({"resourcesPerNode": {"limits": {"nvidia.com/gpu": 0}, "requests": {"cpu": "3"}}}, "3"),
-    ],
-)
-def test_trainer_counts_processes(change: Object, processes: str) -> None:
-    job, runtime = bed("TrainJob")
-    job["spec"]["trainer"] = {"numNodes": 2, **change}
-    assert values(of([job, runtime]), 0)["PET_NPROC_PER_NODE"] == processes
-
-
-def test_trainer_counts_by_the_jobs_own_resources_alone() -> None:
-    """torch.go of 2.3.0 does not look at the runtime's resources, which the container keeps, where the job has some."""
-    job, runtime = bed("TrainJob")
-    job["spec"]["trainer"] = {"numNodes": 2, "resourcesPerNode": {"requests": {"cpu": "2"}}}
-    spec = runtime["spec"]["template"]["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]
-    spec["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 8}}
-    found = of([job, runtime])
-    assert values(found, 0)["PET_NPROC_PER_NODE"] == "2"
-    assert found.ranks()[0].container["resources"]["limits"] == {"nvidia.com/gpu": 8}
-
-
-def test_a_variable_that_a_trainjob_changes_keeps_its_place() -> None:
-    """$(NAME) refers only to variables above it."""
-    job, runtime = bed("TrainJob")
-    spec = runtime["spec"]["template"]["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]
-    spec["containers"][0]["env"] = [{"name": "A", "value": "0"}, {"name": "B", "value": "$(A)"}]
-    assert [one["name"] for one in of([job, runtime]).ranks()[0].container["env"]][:2] == ["A", "B"]
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (
-            {"runtimeRef": {"name": "torch-distributed"}},
-            "ClusterTrainingRuntime/torch-distributed, which is not in",
-        ),
-        (
-            {"runtimeRef": {"name": "torch", "kind": "TrainingRuntime"}},
-            "TrainingRuntime/torch, which is not in",
-        ),
-        ({"runtimePatches": [{"manager": "a/b"}]}, "spec.runtimePatches changes the pods"),
-    ],
-)
-def test_a_trainjob_whose_pods_are_unknown(change: Object, reason: str) -> None:
-    job, runtime = bed("TrainJob")
-    job["spec"] |= change
-    workload = of([job, runtime])
-    with pytest.raises(PodsUnknown, match=reason.replace("(", r"\(")):
-        workload.pods()
-    assert wiring.analyse(workload).verdict.state is State.CANNOT_TELL
-
-
-def test_trainer_injects_nothing_without_spec_trainer() -> None:
-    job, runtime = bed("TrainJob")
-    del job["spec"]["trainer"]
-    runtime["spec"]["mlPolicy"]["numNodes"] = 2
-    found = of([job, runtime])
-    assert "PET_NNODES" not in values(found, 0)
-    verdict = wiring.analyse(found).verdict
-    assert (verdict.state, str(verdict.remedy).partition(":")[0]) == (State.FAIL, "add spec.trainer")
-
-
-def test_trainer_refuses_its_own_variables() -> None:
-    job, runtime = bed("TrainJob")
-    job["spec"]["trainer"]["env"] = [{"name": "PET_NNODES", "value": "3"}]
-    assert of([job, runtime]).refused == ["spec.trainer.env: PET_NNODES is reserved for Trainer"]
-
-
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        ({"replicas": 2}, "spec.template.spec.replicatedJobs[1].replicas: must be 1; spec.trainer.numNodes"),
-        (
-            {"name": "main"},
-            "spec.template.spec.replicatedJobs[1].template.spec.template.spec.containers: one must have",
-        ),
-    ],
-)
-def test_trainers_webhook_refuses_a_runtime(change: Object, fault: str) -> None:
-    job, runtime = bed("TrainJob")
-    replicated = runtime["spec"]["template"]["spec"]["replicatedJobs"][1]
-    (
-        replicated if "replicas" in change else replicated["template"]["spec"]["template"]["spec"]["containers"][0]
-    ).update(change)
-    (refused,) = of([job, runtime]).refused
-    assert refused.startswith(f"ClusterTrainingRuntime/torch: {fault}")
-
-
-def test_what_hyperpods_operator_sets_is_unknown() -> None:
-    (job,) = bed("HyperPodPyTorchJob")
-    job["spec"]["replicaSpecs"][0]["template"] = template(["torchrun", "--rdzv-backend=c10d", "a.py"])
-    verdict = wiring.analyse(of([job])).verdict
-    assert verdict.state is State.CANNOT_TELL
-    assert "HyperPod operator's own variables" in verdict.summary
-    job["spec"]["replicaSpecs"][0]["template"] = template(["torchrun", "--standalone", "a.py"])
-    verdict = wiring.analyse(of([job])).verdict
-    assert (verdict.state, "2 separate jobs" in verdict.summary) == (State.FAIL, True), "variables do not change that"
-    job["spec"]["replicaSpecs"][0]["template"] = template(["hyperpodrun", "--nnodes=3", "a.py"])
-    verdict = wiring.analyse(of([job])).verdict
-    assert verdict.state is State.WARN
-    assert "hyperpodrun ignores --nnodes 3: the operator says 2" in verdict.summary
-    job["kind"] = "HyperPodPytorchJob"  # as AWS's pages spell it
-    assert of([job]).kind == "HyperPodPyTorchJob"
 
 
 @pytest.mark.parametrize(
@@ -512,90 +321,3 @@ def test_a_program_that_may_train_is_never_passed_over(command: list[str], state
     workload = of([job])
     verdict = wiring.analyse(workload).verdict if workload.trains else wiring.unseen(workload)
     assert (verdict.state if verdict else None) is state
-
-
-WRONG: tuple[Any, ...] = (None, 5, "x", True, [], [5], {}, {"a": 5}, [[]], [{}], [None])
-
-
-@pytest.mark.parametrize("name", BEDS)
-def test_a_value_of_a_wrong_type_anywhere_is_one_error(name: str) -> None:
-    """Each field of each bed in turn gets values of other types: no exception but the one error."""
-    seen = 0
-    for place in list(places(bed(name)[0]["spec"])):
-        for wrong in WRONG:
-            objects = bed(name)
-            target: Any = objects[0]["spec"]
-            for key in place[:-1]:
-                target = target[key]
-            target[place[-1]] = copy.deepcopy(wrong)
-            workload = of(objects)
-            verdict = wiring.analyse(workload).verdict
-            assert workload.state == "New"
-            assert workload.retries.path
-            if workload.misshapen and name != "PyTorchJob":
-                seen += 1
-                assert verdict.state is State.FAIL, (place, wrong, verdict)
-                assert workload.misshapen[0].path in verdict.summary
-                with pytest.raises(UserError, match="must be"):
-                    workload.pods()
-    assert seen > 20 or name == "PyTorchJob"
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> Any:
-    """Yield the paths of all values in a value."""
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in parts:
-        yield (*path, key)
-        yield from places(inner, (*path, key))
-
-
-@pytest.mark.parametrize("name", BEDS)
-def test_a_live_object_with_too_many_pods_is_one_error(name: str) -> None:
-    text = str(bed(name)).replace("'replicas': 2", "'replicas': 5000")
-    text = text.replace("'parallelism': 2", "'parallelism': 5000").replace("'completions': 2", "'completions': 5000")
-    objects = eval(text.replace("'numNodes': 2", "'numNodes': 5000"))
-    with pytest.raises(UserError, match=r"the job has 5,00[01] pods"):
-        of(objects).pods()
-
-
-def test_a_fault_outside_the_pods_is_one_verdict() -> None:
-    (job,) = bed("PyTorchJob")
-    job["metadata"]["annotations"] = {"sagemaker.amazonaws.com/enable-job-auto-resume": True}
-    verdict = wiring.analyse(of([job])).verdict
-    assert verdict.state is State.FAIL
-    assert "must be a string in quotes" in verdict.summary
-
-
-def test_a_manifest_with_a_billion_pods_is_refused() -> None:
-    text = "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nmetadata: {name: x}\n"
-    with pytest.raises(UserError, match="numNodes is 1e"):
-        parse(text + "spec: {runtimeRef: {name: a}, trainer: {numNodes: 1000000000}}", "here")
-
-
-def test_a_runtime_is_judged_with_its_trainjob() -> None:
-    alone = kinds.find(Manifests("here", [copy.deepcopy(RUNTIME)]))
-    assert [one.reason for one in alone.unknown] == ["no TrainJob of the file uses this runtime"]
-    assert kinds.find(Manifests("here", bed("TrainJob"))).unknown == []
-
-
-def test_the_name_of_an_indexed_jobs_pod_has_a_random_end_and_its_host_name_has_none() -> None:
-    def analysed(rank: str) -> wiring.Analysis:
-        name = {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
-        script = f"torchrun --nnodes=2 --node-rank={rank} --master-addr=job-0.trainers train.py"
-        job = copy.deepcopy(BEDS["Job"][0])
-        container = job["spec"]["template"]["spec"]["containers"][0]
-        container |= {"command": ["bash", "-c", script], "env": [name]}
-        return wiring.analyse(kinds.find(Manifests("here", [job, SERVICE])).workloads[0])
-
-    assert analysed("${HOSTNAME##*-}").verdict.state is State.PASS
-    assert analysed("$(hostname | awk -F- '{print $NF}')").verdict.state is State.PASS
-    assert analysed("${POD##*-}").verdict.state is State.FAIL
-
-
-def test_advice_on_a_rendezvous_is_that_of_the_kind() -> None:
-    job = copy.deepcopy(BEDS["Volcano"][0])
-    job["spec"]["tasks"][0]["template"]["spec"]["containers"][0]["command"] = ["torchrun", "train.py"]
-    verdict = wiring.analyse(kinds.find(Manifests("here", [job])).workloads[0]).verdict
-    assert verdict.state is State.FAIL
-    assert "a Job gives the launcher no rendezvous" in verdict.summary
-    assert "elasticPolicy" not in f"{verdict.summary} {verdict.remedy}"
