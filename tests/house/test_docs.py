@@ -19,6 +19,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from docs import generate, links, website
+from docs.generated import cells as generated_cells
+from docs.generated import commands
 from tests.house import printed
 from tests.house.test_makefile import make, recipes
 from tools import cli
@@ -300,7 +302,7 @@ def test_tutorials_name_the_prices_of_the_fact_table() -> None:
     }.items():
         text = " ".join((ROOT / f"docs/tutorials/{page}.md").read_text(encoding="utf-8").split())
         for name in names:
-            assert generate.price(cells[name]) in text, name
+            assert generated_cells.price(cells[name]) in text, name
 
 
 def test_the_readme_counts_the_rules() -> None:
@@ -310,9 +312,9 @@ def test_the_readme_counts_the_rules() -> None:
 
 
 def test_the_references_are_whole() -> None:
-    commands = (ROOT / generate.COMMANDS).read_text(encoding="utf-8")
-    for entry in generate.entries():
-        assert re.search(rf"^##+ {entry.path}$", commands, re.MULTILINE), entry.path
+    page = (ROOT / generate.COMMANDS).read_text(encoding="utf-8")
+    for entry in commands.entries():
+        assert re.search(rf"^##+ {entry.path}$", page, re.MULTILINE), entry.path
     keys = (ROOT / generate.CONFIGURATION).read_text(encoding="utf-8")
     assert len(re.findall(r"^\| `[a-z0-9_.]+` \|", keys, re.MULTILINE)) > 60
     assert not re.search(r"^\| `[a-z0-9_.]+` \|.*\|\s*\|$", keys, re.MULTILINE), "a key without a sentence"
