@@ -63,17 +63,17 @@ def test_several_runs_are_a_table_and_csv(run: RunDir, yard: Yard, tmp_path: Pat
     with changes_of(run.heartbeat, 1).open("a") as file:
         file.write('{"time": 5.0, "phase": "saving", "step": 11, "attempt": "a"}\n')
     shutil.copy(changes_of(run.heartbeat, 1), changes_of(run.heartbeat, 10**20))  # a rank that no world has
-    rows = list(csv.DictReader(io.StringIO(yard.out("goodput", str(tmp_path), "--csv"))))
+    rows = list(csv.DictReader(io.StringIO(yard("goodput", str(tmp_path), "--csv", code=3).out)))
     assert [row["run"] for row in rows] == ["'=cmd|calc", "run"], "a spreadsheet would compute a formula"
     assert [sum(int(row[name]) for name in CATEGORIES) for row in rows] == [300, 310]
-    shown, said = yard("goodput", str(tmp_path))
-    assert "run: rank 1: 1 lines have an impossible time and are left out" in said
+    shown, said = yard("goodput", str(tmp_path), code=3)
+    assert "CANNOT TELL: run: rank 1: 1 lines have an impossible time and are left out" in said
     assert "2 runs, 0.17 rank-hours, cost unknown\n" in shown, "an unknown price is not zero"
-    priced = yard.out("goodput", str(tmp_path), "--instance", "p5.48xlarge")
+    priced = yard("goodput", str(tmp_path), "--instance", "p5.48xlarge", code=3).out
     assert re.search(r"2 runs, 0\.17 rank-hours, \d+\.\d\d USD\n", priced)
     assert f"  compile, 80 s: {TO_DO['compile']}" in shown.splitlines(), "the losses of both together"
     assert yard.out("goodput", str(tmp_path), "--since", "1d") == "no run since 1d\n"
-    (later,) = yard.json("goodput", str(run.path), "--since", "2025-06-15T15:08:20")["runs"]
+    (later,) = yard.json("goodput", str(run.path), "--since", "2025-06-15T15:08:20", code=3)["runs"]
     assert later["rank_seconds"] == 2 * 55, "T0 is 15:06:40"
 
 
@@ -110,9 +110,11 @@ def test_a_rank_whose_phases_cannot_be_read_is_named(run: RunDir, yard: Yard, tm
     """Half of the ranks would be half of the bill."""
     changes_of(run.heartbeat, 0).write_bytes(b"\xff\x1b[31m\n" * 3)
     part = yard.json("goodput", str(run.path), code=3)
-    assert part["not_seen"] == ["CANNOT TELL: run: rank 0 is not counted: no phases of it can be read"]
+    assert part["not_seen"] == [
+        "CANNOT TELL: run: rank 0 is not counted: no phases of it can be read",
+        "CANNOT TELL: run: rank 0: 3 lines are damaged and are left out",
+    ]
     assert (part["runs"][0]["ranks"], part["runs"][0]["rank_seconds"]) == (1, 155)
-    assert "rank 0: 3 lines are damaged and are left out" in part["runs"][0]["notes"]
     assert invoke(["report", str(run.path), "--to", str(tmp_path / "page.html")]) == 0
     assert part["not_seen"][0] in (tmp_path / "page.html").read_text(encoding="utf-8")
     changes_of(run.heartbeat, 0).unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.training.accounts import accounted
 from training.run import failure, ledger
 from training.run.directory import RunDir, write_json
 from training.run.failure import Failure
-from training.run.heartbeat import Beat, changes_of, path_of
+from training.run.heartbeat import Beat, Heartbeat, changes_of, path_of
 from training.run.ledger import CATEGORIES, Ledger, ettr
 
 T0 = 1_750_000_000.0
@@ -136,8 +137,42 @@ def test_a_clock_that_goes_back_and_impossible_times_count_nothing_twice(tmp_pat
         file.write('{"time": 9e18, "phase": "saving", "step": 11, "attempt": "a"}\n{"time": 17500')
     found = book(run)
     assert accounted(found) == 2 * 150_000
-    assert sum("the clock went back by 40 s" in note for note in found.notes) == 2
-    assert sum("2 lines have an impossible time" in note for note in found.notes) == 1
+    assert sum("the clock went back by 40 s" in one for one in found.unsure) == 2
+    assert sum("2 lines have an impossible time" in one for one in found.unsure) == 1
+
+
+@pytest.mark.parametrize("by", [3600.0, -3600.0, 90.0])
+@pytest.mark.parametrize("at", [11.0, 50.0, 141.0])
+def test_a_clock_that_is_set_changes_no_category(tmp_path: Path, by: float, at: float) -> None:
+    """It is set while the rank joins, trains, or between its last sign and the failure that follows."""
+    calm = write(tmp_path / "calm", [("a", LIFE)], {"a": (260, "hang")}, failures=[(145, "hang")])
+    run = write(tmp_path, [("a", LIFE)], {"a": (260, "hang")}, failures=[(145, "hang")])
+    paths = [run.path / "attempts.jsonl", *run.failures.iterdir(), *run.heartbeat.iterdir()]
+    for path in paths:
+        rows = [json.loads(line) for line in path.read_text().replace("\n  ", " ").replace("\n}", "}").splitlines()
+                if line.endswith("}")]  # fmt: skip
+        for row in rows:
+            key = "ended" if "ended" in row else "time"
+            off = by if row[key] > T0 + at else 0.0
+            row.update({key: row[key] + off, "clock": f"boot/{T0 - 5000 + off}"})
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = book(run)
+    assert seconds(found) == seconds(book(calm))
+    assert found.notes == [f"a machine's clock was set by {abs(by):,.0f} s: times before that follow its uptime"]
+    assert not found.unsure
+
+
+def test_what_a_rank_writes_tells_that_its_clock_was_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, real = RunDir(tmp_path), time.time
+    own = Heartbeat(run.heartbeat)
+    own.enter("joining")
+    own.enter("training", 1)
+    monkeypatch.setattr(time, "time", lambda: real() - 7200)
+    own.enter("done", 2)
+    found = ledger.of(ledger.read(run, 0))
+    assert 0 <= found.wall < 600_000
+    assert any("clock was set by 7,200 s" in note for note in found.notes)
+    assert not found.unsure
 
 
 def test_what_the_cluster_knows_divides_the_wait(tmp_path: Path) -> None:

@@ -62,11 +62,11 @@ class Account:
         return apportioned(shares)
 
     @property
-    def gap(self) -> str | None:
-        """What the account lacks."""
+    def gaps(self) -> list[str]:
+        """What the account lacks, and why its times may be wrong."""
         lacking = self.ledger.missing
-        told = f"rank {ranks.spans(lacking)} is not counted: no phases of it can be read"
-        return f"CANNOT TELL: {self.name}: {told}" if lacking else None
+        told = [f"rank {ranks.spans(lacking)} is not counted: no phases of it can be read"] if lacking else []
+        return [f"CANNOT TELL: {self.name}: {one}" for one in (*told, *self.ledger.unsure)]
 
     def losses(self) -> list[tuple[str, int]]:
         """The largest categories that are not training, with their seconds."""
@@ -187,11 +187,13 @@ def of_snapshot(seen: Snapshot) -> Object | None:
     book = ledger.of(evidence)
     name, seconds = next(iter(Account(seen.name, book, {}, {}).losses()), (None, 0))
     found = {"rank": min(book.ranks), "goodput": book.goodput, "ettr": book.ettr, "restarts": book.restarts}
-    return {**found, "loss": name, "loss_s": seconds, "since": book.start if told.get("phases_cut") else None}
+    return {**found, "loss": name, "loss_s": seconds, "since": book.start if told.get("phases_cut") else None, "unsure": list(book.unsure)}
 
 
 def in_words(found: Object) -> str:
     """Return what `of_snapshot` found for people."""
+    if found["unsure"]:
+        return f"CANNOT TELL: {found['unsure'][0]}"
     loss = f"; most went to {found['loss']}, {duration(found['loss_s'])}" if found["loss"] else ""
     cut = found["since"] and datetime.fromtimestamp(found["since"], UTC).strftime(" since %Y-%m-%d %H:%M UTC")
     return f"{found['goodput']:.1%} of the time of rank {found['rank']}{cut or ''} was training that was kept{loss}"

@@ -184,7 +184,7 @@ def _time(account: Account) -> Iterator[str]:
     yield "".join(
         f"<p>{text(name)}, {text(duration(value))}: {text(goodput.TO_DO[name])}</p>" for name, value in account.losses()
     )
-    yield "".join(f"<p>Note: {text(note)}</p>" for note in (*account.ledger.notes, account.gap) if note)
+    yield "".join(f"<p>Note: {text(note)}</p>" for note in (*account.ledger.notes, *account.gaps))
 
 
 def _ranks(one: Told) -> Iterator[str]:

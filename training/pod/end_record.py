@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from training.pod.exit_analysis import Output
+from training.run import clock
 from training.run.directory import LONGEST_JSON, RunDir, read_json, write_json
 from training.run.exit_status import exit_in_words
 from training.run.failure import CODES, PERMANENT, Failure, cause, classify_text, is_consequence, one_line
@@ -25,11 +26,12 @@ _USAGE = 2  # argparse's exit code for a wrong command line
 
 @dataclass(frozen=True)
 class Start:
-    """One start of a pod's container: the pod's name, a unique id of this start, seconds since the epoch."""
+    """One start of a pod's container: the pod's name, a unique id of this start, seconds since the epoch, the clock."""
 
     pod: str
     id: str
     time: float
+    clock: str = field(default_factory=clock.told)
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def write(end: End, run: RunDir, restarts: int) -> None:
     row = {
         "pod": end.pod, "id": end.id, "started": end.started, "ended": end.time, "class": end.kind, "code": end.code,
         "rank": end.cause.rank if end.cause else None, "step": end.cause.step if end.cause else None,
-        "restarts": restarts,
+        "restarts": restarts, "clock": clock.told(),
     }  # fmt: skip
     run.path.mkdir(parents=True, exist_ok=True)
     with attempts.open("ab") as file:

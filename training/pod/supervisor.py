@@ -173,7 +173,7 @@ class Pod:
             **os.environ,
             **self._environment,
             heartbeat.ATTEMPT: self._start.id,
-            heartbeat.STARTED: repr(self._start.time),
+            heartbeat.STARTED: f"{self._start.time!r} {self._start.clock}",
             ENTRYPOINT: str(os.getpid()),
         }
         if self._code_here is not None:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from training.run import heartbeat
+from training.run import clock, heartbeat
 from training.run.directory import RunDir, read_json, write_json
 
 _LONGEST = 400
@@ -97,6 +97,7 @@ class Failure:
     """One rank's record: the class of failure, where and when (`time` in seconds since the epoch).
 
     `phase` is what the rank was doing; `traceback` is Python's, or the stacks of a rank that hung.
+    `clock` is what `training.run.clock` tells; `write` adds it.
     """
 
     kind: str
@@ -110,6 +111,7 @@ class Failure:
     phase: str | None = None
     traceback: str = ""
     path: Path | None = None
+    clock: str = ""
 
 
 def classify(error: BaseException) -> str:
@@ -180,7 +182,7 @@ def write(failure: Failure, run: RunDir) -> Path:
     path = run.failures / f"{int(failure.time * 1000)}-rank-{failure.rank:05d}.json"
     values = asdict(failure)
     del values["path"]
-    write_json(path, {"class": values.pop("kind"), **values})
+    write_json(path, {"class": values.pop("kind"), **values, "clock": clock.told()})
     return path
 
 
@@ -243,6 +245,7 @@ def _read(path: Path) -> Failure | None:
             phase=saved.get("phase"),
             traceback=str(saved.get("traceback", "")),
             path=path,
+            clock=str(saved.get("clock", "")),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None

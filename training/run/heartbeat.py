@@ -20,10 +20,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from training.run import clock
 from training.run.directory import read_json
 
 ATTEMPT = "TRAINYARD_ATTEMPT"  # set by training.entrypoint: the pod's start that a heartbeat belongs to
-STARTED = "TRAINYARD_STARTED"  # set beside it: when that start began, in seconds since the epoch
+STARTED = "TRAINYARD_STARTED"  # set beside it: when that start began, in seconds since the epoch, and the clock
 NODE = "TRAINYARD_NODE"  # set by the manifest: the name of the pod's node
 DUMP_SIGNAL = signal.SIGUSR2  # a rank answers it with the stacks of its threads
 INTERVAL = 1.0  # seconds between two writes within a phase
@@ -44,7 +45,8 @@ class Beat:
     `beats` counts the steps (batches, lines of progress) of this phase so far; `longest_s` is the longest
     time between two of them. `count` grows with each write, so that a reader sees progress without comparing
     clocks. `attempt` is empty if no entrypoint started the rank. `own_s` and `wait_s` are the means of the last steps:
-    seconds of this rank's own work, and of waiting for others. `node` is empty if the manifest does not tell it.
+    seconds of this rank's own work, and of waiting for others. `node` is empty if the manifest does not tell it. `clock` is
+    what `training.run.clock` tells.
     """
 
     rank: int
@@ -60,6 +62,7 @@ class Beat:
     own_s: float | None = None
     wait_s: float | None = None
     node: str = ""
+    clock: str = ""
 
 
 class Heartbeat:
@@ -101,7 +104,7 @@ class Heartbeat:
         self._phase, self._last_call = phase, time.monotonic()
         self._step = self._step if step is None else step
         self._write()
-        self._note(time.time(), self._phase, self._step, os.environ.get(ATTEMPT, ""))
+        self._note(time.time(), self._phase, self._step, os.environ.get(ATTEMPT, ""), clock.told())
 
     def continue_record(self) -> None:
         """Add lines for what this process cannot see: the last sign of the rank's process before, and its pod's start.
@@ -110,11 +113,12 @@ class Heartbeat:
         """
         before = None if self._path is None else read(self._path)
         if before is not None:
-            self._note(before.time, before.phase, before.step, before.attempt)
+            self._note(before.time, before.phase, before.step, before.attempt, before.clock)
         own = os.environ.get(ATTEMPT, "")
         if own and (before is None or before.attempt != own):
             with contextlib.suppress(KeyError, ValueError):
-                self._note(float(os.environ[STARTED]), "joining", None, own)
+                began, seen = os.environ[STARTED].split()
+                self._note(float(began), "joining", None, own, seen)
 
     def beat(self, step: int | None = None, *, part: bool = False) -> None:
         """Report progress: a step is done (`step` is its number, if they have one), or only `part` of one."""
@@ -140,11 +144,11 @@ class Heartbeat:
         yield
         self.enter(before)
 
-    def _note(self, moment: float, phase: str, step: int | None, attempt: str) -> None:
+    def _note(self, moment: float, phase: str, step: int | None, attempt: str, seen: str) -> None:
         """Add a line about a phase; one that cannot be written must not end a run."""
         if self._changes is None:
             return
-        line = {"time": moment, "phase": phase, "step": step, "attempt": attempt}
+        line = {"time": moment, "phase": phase, "step": step, "attempt": attempt, "clock": seen}
         with contextlib.suppress(OSError):
             self._changes.parent.mkdir(parents=True, exist_ok=True)
             with self._changes.open("ab") as file:
@@ -160,7 +164,7 @@ class Heartbeat:
         beat = Beat(
             self._rank, self._phase, self._step, time.time(), socket.gethostname(), os.getpid(),
             os.environ.get(ATTEMPT, ""), self._beats[self._phase], round(self._longest[self._phase], 3),
-            self._count, own_s, wait_s, os.environ.get(NODE, ""),
+            self._count, own_s, wait_s, os.environ.get(NODE, ""), clock.told(),
         )  # fmt: skip
         temporary = self._path.with_suffix(".tmp")
         with contextlib.suppress(OSError):
@@ -236,7 +240,7 @@ def _is_sound(beat: Beat) -> bool:
     """Whether every value has its type and is finite: others than the rank can write to a shared volume."""
     numbers = (beat.rank, beat.step or 0, beat.pid, beat.beats, beat.count, beat.time, beat.longest_s,
                beat.own_s or 0.0, beat.wait_s or 0.0)  # fmt: skip
-    texts = (beat.phase, beat.host, beat.attempt, beat.node)
+    texts = (beat.phase, beat.host, beat.attempt, beat.node, beat.clock)
     return (
         all(type(number) in (int, float) and abs(number) < 2**63 for number in numbers)
         and beat.pid > 1

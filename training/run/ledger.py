@@ -1,7 +1,8 @@
 """Where the time of a run went: each moment of each rank is in exactly one category.
 
 It is computed from the files of the run directory. A rank's life is one process of it, from its start to the last
-thing that it told. Times are whole milliseconds, so that sums are exact.
+thing that it told. Times are whole milliseconds, so that sums are exact. They follow a machine's uptime if its clock
+was set meanwhile.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Dict
 
 from training.run import failure, heartbeat, phases
+from training.run.clock import SET, Steady
 from training.run.directory import RunDir, last_records, objects, read_json
 from training.run.failure import PERMANENT
 from training.run.phases import Change, Reader
@@ -59,7 +61,7 @@ class Evidence:
     """What a run left. `marks` are moments of a host that its cluster knows: from each one on it was in a category.
 
     `stops` are the time and the class of each failure, `kept` the step of the newest checkpoint, `step_times` when
-    each step was logged, `missing` the ranks without a phase that can be read.
+    each step was logged, `missing` the ranks without a phase that can be read. `unsure` is why a number may be wrong.
     """
 
     ranks: Mapping[int, Sequence[Change]]
@@ -73,6 +75,7 @@ class Evidence:
     marks: Mapping[str, Sequence[tuple[float, str]]] = field(default_factory=dict)
     notes: Sequence[str] = ()
     missing: Sequence[int] = ()
+    unsure: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class Ledger:
     hosts: Mapping[int, str]
     notes: Sequence[str] = ()
     missing: Sequence[int] = ()  # ranks whose time is not in it
+    unsure: Sequence[str] = ()  # why a category may have a wrong time
 
     @property
     def totals(self) -> Times:
@@ -139,7 +143,7 @@ def read(run: RunDir, kept: int, now: float | None = None) -> Evidence:
     Lines that are damaged, and times that cannot be, are left out.
     """
     ranks: dict[int, list[Change]] = {}
-    hosts, notes = {}, []
+    hosts, unsure = {}, []
     for path in sorted(run.heartbeat.glob("rank-*.phases.jsonl"))[:_MOST_RANKS]:
         number = path.name[len("rank-") :].partition(".")[0]
         if not number.isdecimal() or int(number) >= _MOST_RANKS:
@@ -147,17 +151,17 @@ def read(run: RunDir, kept: int, now: float | None = None) -> Evidence:
         reader = Reader(path)
         ranks[int(number)] = list(_lines(reader))
         if reader.damaged:
-            notes.append(f"rank {int(number)}: {reader.damaged} lines are damaged and are left out")
+            unsure.append(f"rank {int(number)}: {reader.damaged} lines are damaged and are left out")
         beat = heartbeat.read(heartbeat.path_of(run.heartbeat, int(number)))
         if beat is not None and ranks[int(number)]:
             hosts[int(number)] = beat.host
-            ranks[int(number)].append(Change(beat.time, beat.phase, beat.step, beat.attempt))
+            ranks[int(number)].append(Change(beat.time, beat.phase, beat.step, beat.attempt, beat.clock))
     rows, logged = (last_records(path, _MOST_LINES) for path in (run.path / "attempts.jsonl", run.metrics))
-    stops = [(one.time, one.kind) for one in failure.since(run, 0.0)]
+    stops = [(one.time, one.kind, one.clock) for one in failure.since(run, 0.0)]
     found = _evidence(ranks, hosts, rows, logged, stops, kept, time.time() if now is None else now)
     expected = range(min(_world(run), _MOST_RANKS)) if ranks else ()
     missing = sorted({*ranks, *expected} - set(found.ranks))
-    return replace(found, notes=[*notes, *found.notes], missing=missing)
+    return replace(found, unsure=[*unsure, *found.unsure], missing=missing)
 
 
 def _world(run: RunDir) -> int:
@@ -174,10 +178,11 @@ def told(answer: Mapping[str, Any]) -> Evidence:
     beat = (answer.get("heartbeats") or {}).get("rank-00000.json") or {}
     changes = [change for line in answer.get("phases") or () if (change := phases.change(line)) is not None]
     if changes and beat.get("phase") in heartbeat.PHASES and _number(beat.get("time")):
-        changes.append(Change(beat["time"], beat["phase"], beat.get("step"), str(beat.get("attempt") or "")))
+        texts = (str(beat.get(key) or "") for key in ("attempt", "clock"))
+        changes.append(Change(beat["time"], beat["phase"], beat.get("step"), *texts))
     rows, logged = (objects(answer.get(key) or ()) for key in ("attempts", "metrics"))
     failures = (one for one in (answer.get("failures") or {}).values() if one is not None)
-    stops = [(one.get("time"), str(one.get("class"))) for one in failures]
+    stops = [(one.get("time"), str(one.get("class")), str(one.get("clock"))) for one in failures]
     saved = [one["step"] for one in answer.get("checkpoints") or () if one.get("step") is not None]
     hosts = {0: str(beat.get("host") or "")}
     now = answer.get("now") or time.time()
@@ -186,42 +191,55 @@ def told(answer: Mapping[str, Any]) -> Evidence:
 
 def _evidence(
     ranks: Mapping[int, Sequence[Change]], hosts: Mapping[int, str], rows: Sequence[dict[str, Any]],
-    logged: Sequence[dict[str, Any]], stops: Sequence[tuple[Any, str]], kept: int, now: float,
+    logged: Sequence[dict[str, Any]], stops: Sequence[tuple[Any, str, str]], kept: int, now: float,
 ) -> Evidence:  # fmt: skip
     """Return the rows of a run directory as evidence, without times that cannot be."""
-    latest, notes, good = now + AHEAD, [], {}
+    latest, notes, unsure, good = now + AHEAD, [], [], {}
+    ended = [
+        (row["ended"], str(row.get("clock")), str(row.get("id")), str(row.get("class")))
+        for row in rows if _number(row.get("ended"))
+    ]  # fmt: skip
+    stops = [one for one in stops if _number(one[0])]
+    changed = ((change.time, change.clock) for changes in ranks.values() for change in changes)
+    steady = Steady([*changed, *((end[0], end[1]) for end in ended), *((stop[0], stop[2]) for stop in stops)])
 
     def possible(moment: Any) -> bool:
         return _number(moment) and EARLIEST < moment < latest
 
     for rank, changes in ranks.items():
-        good[rank] = [change for change in changes if possible(change.time)]
+        counted = [replace(change, time=steady(change.time, change.clock)) for change in changes]
+        good[rank] = [change for change in counted if possible(change.time)]
         if len(good[rank]) < len(changes):
             left = len(changes) - len(good[rank])
-            notes.append(f"rank {rank}: {left} lines have an impossible time and are left out")
+            unsure.append(f"rank {rank}: {left} lines have an impossible time and are left out")
+    ends = {name: PodStart(steady(moment, seen), kind) for moment, seen, name, kind in ended}
+    moved = [(steady(moment, seen), kind) for moment, kind, seen in stops]
+    if steady.set_by:
+        notes.append(f"a machine's clock was set by {steady.set_by:,.0f} s: times before that follow its uptime")
     steps = [row for row in logged if possible(row.get("time"))]
     times = [row["step_s"] for row in steps if _number(row.get("step_s"))]
-    ends = [row for row in rows if possible(row.get("ended"))]
     return Evidence(
         ranks={rank: changes for rank, changes in good.items() if changes},
-        starts={str(row.get("id")): PodStart(row["ended"], str(row.get("class"))) for row in ends},
-        stops=[one for one in stops if possible(one[0])],
+        starts={name: end for name, end in ends.items() if possible(end.ended)},
+        stops=[one for one in moved if possible(one[0])],
         kept=kept,
-        step_times={row["step"]: row["time"] for row in steps if type(row.get("step")) is int},
+        # The log of the steps does not tell the clock.
+        step_times={} if steady.set_by else {row["step"]: row["time"] for row in steps if type(row.get("step")) is int},
         step_s=statistics.median(times) if times else 0.0,
         hosts=hosts,
         notes=notes,
+        unsure=unsure,
     )
 
 
 def of(evidence: Evidence) -> Ledger:
     """Return the account of a run. Without a change of any rank it has no rank."""
     lives: dict[int, list[_Life]] = {}
-    notes = list(evidence.notes)
+    notes, unsure = list(evidence.notes), list(evidence.unsure)
     for rank, changes in evidence.ranks.items():
         lives[rank], back = _lives(changes)
-        if back >= 1.0:
-            notes.append(f"rank {rank}: the clock went back by {back:.0f} s; that time counts once")
+        if back >= SET:
+            unsure.append(f"rank {rank}: the clock went back by {back:.0f} s, and no uptime tells how long that took")
     first = min((found[0].begin for found in lives.values()), default=0.0)
     start = min(first, evidence.submitted or first)
     ranks = {rank: list(_joined(_spans_of(evidence, rank, found, start))) for rank, found in lives.items()}
@@ -236,6 +254,7 @@ def of(evidence: Evidence) -> Ledger:
         hosts=evidence.hosts,
         notes=notes,
         missing=evidence.missing,
+        unsure=unsure,
     )
 
 

@@ -22,12 +22,16 @@ _LONGEST = 4096  # bytes of a line; of a longer one, which no heartbeat writes, 
 
 @dataclass(frozen=True)
 class Change:
-    """A rank's change to a phase at `time`, in seconds since the epoch, in an attempt of its pod."""
+    """A rank's change to a phase at `time`, in seconds since the epoch, in an attempt of its pod.
+
+    `clock` is what `training.run.clock` tells of the machine then; empty if that is unknown.
+    """
 
     time: float
     phase: str
     step: int | None
     attempt: str
+    clock: str = ""
 
 
 class Reader:
@@ -56,9 +60,10 @@ def change(line: str | bytes) -> Change | None:
     """Return what a line says, None for one of another form."""
     try:
         values: Any = json.loads(line)
-        found = Change(float(values["time"]), values["phase"], values["step"], values["attempt"])
+        found = Change(float(values["time"]), values["phase"], values["step"], values["attempt"], values.get("clock", ""))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     known = found.phase in PHASES if isinstance(found.phase, str) else False
     step_is_good = found.step is None or (type(found.step) is int and 0 <= found.step < 2**63)
-    return found if known and step_is_good and math.isfinite(found.time) and isinstance(found.attempt, str) else None
+    texts = isinstance(found.attempt, str) and isinstance(found.clock, str)
+    return found if known and step_is_good and math.isfinite(found.time) and texts else None

@@ -32,7 +32,7 @@ def command(
                 unread.append(problem.message)
                 continue
             found += [account] if account else []
-            unread += [account.gap] if account and account.gap else []
+            unread += account.gaps if account else []
     found.sort(key=lambda one: one.ledger.start)
     if as_csv:
         _print_csv(found)
