@@ -205,6 +205,29 @@ def test_ranks_that_come_and_go(tmp_path: Path) -> None:
     assert sum(span.end - span.start for span in found.ranks[2] if span.category == "queued") == 160_000
 
 
+def test_a_pod_whose_rank_has_another_number_after_a_shrink_counts_once(tmp_path: Path) -> None:
+    """Of three pods the second is lost: the third goes on as rank 1, and its old rank 2 ends with the old world."""
+    run = write(tmp_path, [], ranks=0)
+    old, new = LIFE[:6], ((150, "joining"), (160, "training"), (200, "done"))
+    lost = [(at, phase, step, name) for at, phase, step in old for name in ("a", "b", "c")]
+    starts = {0: ("a", None), 1: ("c", (0.5, "joining", None, "c"))}
+    for rank, name in enumerate(("a", "b", "c")):
+        lines = [line for line in lost if line[3] == name]
+        if rank in starts:
+            own, begun = starts[rank]
+            lines += [begun] if begun else []
+            lines += [(at, phase, 2, own) for at, phase in new]
+        rows = ({"time": T0 + at, "phase": what, "step": step, "attempt": own} for at, what, step, own in lines)
+        changes_of(run.heartbeat, rank).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        beat = Beat(rank, "training", 3, T0 + lines[-1][0], "ACC"[rank], 42, lines[-1][3], 5, 1.0, 9)
+        write_json(path_of(run.heartbeat, rank), asdict(replace(beat, phase="done" if rank < 2 else "training")))
+    rows = ({"id": name, "ended": T0 + 201, "class": "done"} for name in ("a", "c"))
+    (run.path / "attempts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = book(run)
+    assert [spans[-1].end - spans[0].start for _, spans in sorted(found.ranks.items())] == [201_000, 201_000, 40_000]
+    assert (found.moved, found.missing, found.unsure, found.running) == ([2], [], [], False)
+
+
 def test_nothing_to_account_for(tmp_path: Path) -> None:
     found = ledger.of(ledger.read(RunDir(tmp_path), 0))
     assert (found.ranks, found.wall, found.goodput, found.ettr) == ({}, 0, None, None)

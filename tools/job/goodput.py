@@ -51,7 +51,7 @@ class Account:
     def cents(self) -> dict[str, int] | None:
         """Cents of each category; their sum is the cost. None if the price of a host is unknown."""
         shares = dict.fromkeys(CATEGORIES, Fraction(0))
-        on_host = [self.ledger.hosts.get(rank, "") for rank in self.ledger.ranks]
+        on_host = [self.ledger.hosts.get(rank, "") for rank in self.ledger.ranks if rank not in self.ledger.moved]
         for rank, spans in self.ledger.ranks.items():
             host = self.ledger.hosts.get(rank, "")
             if host not in self.prices:
@@ -187,7 +187,8 @@ def of_snapshot(seen: Snapshot) -> Object | None:
     book = ledger.of(evidence)
     name, seconds = next(iter(Account(seen.name, book, {}, {}).losses()), (None, 0))
     found = {"rank": min(book.ranks), "goodput": book.goodput, "ettr": book.ettr, "restarts": book.restarts}
-    return {**found, "loss": name, "loss_s": seconds, "since": book.start if told.get("phases_cut") else None, "unsure": list(book.unsure)}
+    since = book.start if told.get("phases_cut") else None
+    return {**found, "loss": name, "loss_s": seconds, "since": since, "unsure": list(book.unsure)}
 
 
 def in_words(found: Object) -> str:

@@ -1,7 +1,7 @@
 """A machine's clock, told beside each time that is recorded, so that a reader sees whether the clock was set.
 
-`<boot>/<zero>`: an id of the machine since it was started, and what its clock says of the moment when it was started. That
-moment does not change, so records of one boot whose `zero` differs were written before and after the clock was set.
+`<boot>/<zero>`: an id of the machine since it was started, and what its clock says of the moment when it was started.
+That moment does not change, so of two records of one boot with another `zero`, the clock was set between them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Dict, Tuple
 
 SET = 1.0  # seconds: a smaller difference is that of two readings
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -31,7 +30,7 @@ class Steady:
     """Times as if no clock had been set: those of a machine by its uptime, up to its last record."""
 
     def __init__(self, records: Iterable[tuple[float, str]]) -> None:
-        self._last: Dict[str, Tuple[float, float]] = {}  # uptime and zero of a machine's last record
+        self._last: dict[str, tuple[float, float]] = {}  # uptime and zero of a machine's last record
         self.set_by = 0.0  # seconds: the largest difference
         for moment, clock in records:
             boot, zero = _parts(clock)

@@ -45,8 +45,8 @@ class Beat:
     `beats` counts the steps (batches, lines of progress) of this phase so far; `longest_s` is the longest
     time between two of them. `count` grows with each write, so that a reader sees progress without comparing
     clocks. `attempt` is empty if no entrypoint started the rank. `own_s` and `wait_s` are the means of the last steps:
-    seconds of this rank's own work, and of waiting for others. `node` is empty if the manifest does not tell it. `clock` is
-    what `training.run.clock` tells.
+    seconds of this rank's own work, and of waiting for others. `node` is empty if the manifest does not tell it.
+    `clock` is what `training.run.clock` tells.
     """
 
     rank: int

@@ -89,6 +89,7 @@ class Ledger:
     notes: Sequence[str] = ()
     missing: Sequence[int] = ()  # ranks whose time is not in it
     unsure: Sequence[str] = ()  # why a category may have a wrong time
+    moved: Sequence[int] = ()  # ranks whose process has another number since the world shrank
 
     @property
     def totals(self) -> Times:
@@ -240,10 +241,13 @@ def of(evidence: Evidence) -> Ledger:
         lives[rank], back = _lives(changes)
         if back >= SET:
             unsure.append(f"rank {rank}: the clock went back by {back:.0f} s, and no uptime tells how long that took")
+    moved = _moved(lives)
     first = min((found[0].begin for found in lives.values()), default=0.0)
     start = min(first, evidence.submitted or first)
-    ranks = {rank: list(_joined(_spans_of(evidence, rank, found, start))) for rank, found in lives.items()}
-    last = [found[-1] for found in lives.values()]
+    ranks = {
+        rank: list(_joined(_spans_of(evidence, rank, found, start, rank in moved))) for rank, found in lives.items()
+    }
+    last = [found[-1] for rank, found in lives.items() if rank not in moved]
     running = any(life.attempt not in evidence.starts and life.sign.phase != "done" for life in last)
     if running and last:
         notes.append("no end is recorded for the last start, so the account ends with the last heartbeat")
@@ -255,7 +259,16 @@ def of(evidence: Evidence) -> Ledger:
         notes=notes,
         missing=evidence.missing,
         unsure=unsure,
+        moved=moved,
     )
+
+
+def _moved(lives: Mapping[int, Sequence[_Life]]) -> list[int]:
+    """Return the ranks whose last pod went on as another rank: the world shrank, and ranks have new numbers."""
+    begun: dict[str, float] = {}
+    for life in itertools.chain.from_iterable(lives.values()):
+        begun[life.attempt] = max(begun.get(life.attempt, -math.inf), life.begin)
+    return [rank for rank, found in lives.items() if begun[found[-1].attempt] > found[-1].sign.time]
 
 
 @dataclass(frozen=True)
@@ -298,17 +311,18 @@ def _lives(changes: Sequence[Change]) -> tuple[list[_Life], float]:
     found: list[list[Change]] = []
     latest, back = changes[0].time, 0.0
     for change in changes:
-        back, latest = max(back, latest - change.time), max(latest, change.time)
-        change = replace(change, time=latest)
         last = found[-1][-1] if found else None
+        if last is not None and change.time < latest and change.phase == "joining" and change.attempt != last.attempt:
+            continue  # the pod of this rank now started while it was another rank's
         begins = change.phase == "joining" and last is not None and last.phase != "joining"
+        back, latest = max(back, latest - change.time), max(latest, change.time)
         if last is None or begins or last.attempt != change.attempt:
             found.append([])
-        found[-1].append(change)
+        found[-1].append(replace(change, time=latest))
     return [_Life(life) for life in found], back
 
 
-def _spans_of(evidence: Evidence, rank: int, lives: Sequence[_Life], start: float) -> Iterator[Span]:
+def _spans_of(evidence: Evidence, rank: int, lives: Sequence[_Life], start: float, moved: bool) -> Iterator[Span]:
     """Yield a rank's times: the wait for its first process, then each life and what follows it."""
     marks = evidence.marks.get(evidence.hosts.get(rank, ""), ())
     yield from _marked(start, lives[0].begin, "queued", marks)
@@ -316,7 +330,7 @@ def _spans_of(evidence: Evidence, rank: int, lives: Sequence[_Life], start: floa
     for index, life in enumerate(lives):
         later = lives[index + 1] if index + 1 < len(lives) else None
         leaves_pod = later is None or later.attempt != life.attempt
-        pod = evidence.starts.get(life.attempt) if leaves_pod else None
+        pod = evidence.starts.get(life.attempt) if leaves_pod and not (moved and later is None) else None
         bound = later.begin if later else max(pod.ended, life.sign.time) if pod else life.sign.time
         stop, hung = _stopped(evidence, life, bound)
         yield from _lived(evidence, life, stop, low[index], again=index > 0)

@@ -60,10 +60,12 @@ def change(line: str | bytes) -> Change | None:
     """Return what a line says, None for one of another form."""
     try:
         values: Any = json.loads(line)
-        found = Change(float(values["time"]), values["phase"], values["step"], values["attempt"], values.get("clock", ""))
+        found = Change(
+            float(values["time"]), values["phase"], values["step"], values["attempt"], values.get("clock", "")
+        )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     known = found.phase in PHASES if isinstance(found.phase, str) else False
     step_is_good = found.step is None or (type(found.step) is int and 0 <= found.step < 2**63)
-    texts = isinstance(found.attempt, str) and isinstance(found.clock, str)
-    return found if known and step_is_good and math.isfinite(found.time) and texts else None
+    texts_are_good = isinstance(found.attempt, str) and isinstance(found.clock, str)
+    return found if known and step_is_good and texts_are_good and math.isfinite(found.time) else None
