@@ -141,6 +141,14 @@ def test_a_run_that_may_not_be_read_hides_no_other(
     assert "Permission denied" in yard.err("goodput", str(theirs.path), code=3)
 
 
+@pytest.mark.parametrize("part", ["heartbeat", "failures"])
+def test_a_part_of_another_run_is_refused(run: RunDir, yard: Yard, part: str) -> None:
+    theirs = run.path.with_name("theirs")
+    (run.path / part).rename(theirs) if part == "heartbeat" else theirs.mkdir()
+    (run.path / part).symlink_to(theirs)
+    assert "is a link, and may lead to another run" in yard.err("goodput", str(run.path), code=3)
+
+
 def test_an_unknown_instance_type_names_the_nearest(run: RunDir, yard: Yard) -> None:
     assert "did you mean p5.48xlarge?" in yard.err("goodput", str(run.path), "--instance", "p5.48xlage", code=2)
 

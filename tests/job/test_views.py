@@ -292,6 +292,13 @@ def test_the_probe_reads_a_run_directory_and_skips_incomplete_files(tmp_path: Pa
     assert found["skipped"] == ['{"action": "skip"}']
     assert not found["phases_cut"]
     changes_of(tmp_path / "run/heartbeat", 0).write_text(f"{'x' * 99}\n" * (run_probe.TAIL // 100 + 1))
+    (tmp_path / "run/heartbeat/rank-00002.json").symlink_to("rank-00000.json")
+    (tmp_path / "run/failures").rename(tmp_path / "theirs")
+    (tmp_path / "run/failures").symlink_to(tmp_path / "theirs")
+    linked = run_probe.look(tmp_path / "run")
+    assert (list(linked["heartbeats"]), linked["failures"]) == (["rank-00000.json"], {}), (
+        "links may lead to another run"
+    )
     assert run_probe.look(tmp_path / "run")["phases_cut"], "the first lines are not there"
 
 

@@ -55,6 +55,25 @@ def test_a_heartbeat_that_cannot_be_written_is_ignored(tmp_path: Path) -> None:
     assert read(tmp_path / "half.json") is None
 
 
+def test_links_to_another_run_are_neither_written_nor_read(tmp_path: Path) -> None:
+    theirs, own, mixed = (tmp_path / name for name in ("theirs", "own", "mixed"))
+    heart = Heartbeat(theirs)
+    heart.answer_with_stacks()
+    heart.enter("training", 5)
+    own.symlink_to(theirs)
+    mixed.mkdir()
+    for path in [*theirs.iterdir(), theirs / "rank-00000.tmp"]:
+        (mixed / path.name).symlink_to(path)
+    before = {path.name: path.read_bytes() for path in theirs.iterdir()}
+    for directory in (own, mixed):
+        assert read(path_of(directory, 0)) is None
+        linked = Heartbeat(directory)
+        linked.answer_with_stacks()
+        linked.enter("loading")
+        assert linked.phase == "loading"
+    assert {path.name: path.read_bytes() for path in theirs.iterdir()} == before
+
+
 @pytest.mark.parametrize(
     ("beat", "limit"),
     [

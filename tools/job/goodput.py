@@ -151,14 +151,14 @@ def of(run: Run, machine: str | None = None, since: float | None = None) -> Acco
     Raises UserError (3) if the run has no record of phases.
     """
     try:
-        os.listdir(run.files.heartbeat)
         evidence = ledger.read(run.files, kept=max(committed_steps(run.files.checkpoints), default=0))
-    except PermissionError as problem:
+        os.listdir(run.files.heartbeat)
+    except (FileNotFoundError, NotADirectoryError):
+        evidence = Evidence({})
+    except OSError as problem:
         raise UserError(f"CANNOT TELL: {problem.filename}: {problem.strerror}", code=3) from None
     except CheckpointError as problem:
         raise UserError(f"CANNOT TELL: {problem}", code=3) from None
-    except (FileNotFoundError, NotADirectoryError):
-        evidence = Evidence({})
     if not evidence.ranks:
         hint = "the trainer writes it, and scripts that `import trainyard`; `yard job why` shows whether ranks start"
         raise UserError(f"CANNOT TELL: {run.name} has no phases of any rank in heartbeat/", hint, 3)

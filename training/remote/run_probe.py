@@ -8,21 +8,36 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 TAIL = 262144  # bytes at the end of a file of lines
 RECORDS = 400  # lines of metrics, at most
+LONGEST = 4 << 20  # bytes of one object
+PARTS = ("heartbeat", "failures", "retries")
 CGROUP = Path("/sys/fs/cgroup")
+
+
+def regular(path: Path) -> BinaryIO:
+    """Open a regular file; a link may lead to another run, and a FIFO would never answer."""
+    if path.parent.name in PARTS and path.parent.is_symlink():
+        raise OSError("the directory is a link")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("not a regular file")
+    return os.fdopen(descriptor, "rb")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in a file, None if it is missing or incomplete."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        with regular(path) as file:
+            value = json.loads(file.read(LONGEST))
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -30,7 +45,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def tail(path: Path, size: int) -> list[str]:
     """Return the complete lines in the last `size` bytes of a file."""
     try:
-        with path.open("rb") as file:
+        with regular(path) as file:
             length = file.seek(0, os.SEEK_END)
             file.seek(max(0, length - size))
             data = file.read()

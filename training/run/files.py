@@ -25,6 +25,11 @@ def open_regular(path: Path, *, follow: bool = False) -> FileIO:
     return FileIO(descriptor, "rb")
 
 
+def unlinked(path: str, flags: int) -> int:
+    """An `opener` of `open` that follows no link at the end of the path: a file of another run may be behind it."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def read_bounded(path: Path, limit: int, *, follow: bool = False) -> bytes:
     """Return the content of a regular file of at most `limit` bytes; OSError for any other."""
     with open_regular(path, follow=follow) as file:

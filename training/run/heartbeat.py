@@ -22,6 +22,7 @@ from typing import Literal, get_args
 
 from training.run import clock
 from training.run.directory import read_json
+from training.run.files import unlinked
 
 ATTEMPT = "TRAINYARD_ATTEMPT"  # set by training.entrypoint: the pod's start that a heartbeat belongs to
 STARTED = "TRAINYARD_STARTED"  # set beside it: when that start began, in seconds since the epoch, and the clock
@@ -66,9 +67,10 @@ class Beat:
 
 
 class Heartbeat:
-    """Writes one rank's heartbeat; if `directory` is None it only keeps the phase."""
+    """Writes one rank's heartbeat; if `directory` is None, or a link, it only keeps the phase."""
 
     def __init__(self, directory: Path | None, rank: int = 0) -> None:
+        directory = None if directory is not None and directory.is_symlink() else directory
         self._path = None if directory is None else path_of(directory, rank)
         self._stacks = None if directory is None else stacks_of(directory, rank)
         self._changes = None if directory is None else changes_of(directory, rank)
@@ -93,8 +95,8 @@ class Heartbeat:
             return
         with contextlib.suppress(OSError):
             self._stacks.parent.mkdir(parents=True, exist_ok=True)
-            file = self._stacks.open("ab")  # open for as long as the process lives
-            faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True)
+            file = os.open(self._stacks, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True)  # open for as long as the process lives
 
     def enter(self, phase: Phase, step: int | None = None) -> None:
         """Change to a phase; within the same phase this is `beat`."""
@@ -151,7 +153,7 @@ class Heartbeat:
         line = {"time": moment, "phase": phase, "step": step, "attempt": attempt, "clock": seen}
         with contextlib.suppress(OSError):
             self._changes.parent.mkdir(parents=True, exist_ok=True)
-            with self._changes.open("ab") as file:
+            with open(self._changes, "ab", opener=unlinked) as file:
                 file.write((json.dumps(line) + "\n").encode())
 
     def _write(self) -> None:
@@ -169,7 +171,8 @@ class Heartbeat:
         temporary = self._path.with_suffix(".tmp")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(asdict(beat)), encoding="utf-8")
+            with open(temporary, "w", encoding="utf-8", opener=unlinked) as file:
+                file.write(json.dumps(asdict(beat)))
             os.replace(temporary, self._path)
         self._cost = time.monotonic() - self._written_at
 
@@ -227,7 +230,9 @@ def stacks_of(directory: Path, rank: int) -> Path:
 
 
 def read(path: Path) -> Beat | None:
-    """Read a heartbeat; None if it is missing or incomplete."""
+    """Read a heartbeat; None if it is missing or incomplete, or if its directory is a link."""
+    if path.parent.is_symlink():
+        return None
     try:
         saved = read_json(path)
         beat = Beat(**{name: saved[name] for name in Beat.__dataclass_fields__ if name in saved})

@@ -7,6 +7,7 @@ was set meanwhile.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import statistics
@@ -141,8 +142,12 @@ def ettr(kept: float, wall: float) -> float | None:
 def read(run: RunDir, kept: int, now: float | None = None) -> Evidence:
     """Return what the run directory tells. `kept` is the step of its newest checkpoint, 0 without one.
 
-    Lines that are damaged, and times that cannot be, are left out.
+    Lines that are damaged, and times that cannot be, are left out. Raises OSError for a link, which may lead to
+    another run.
     """
+    for part in (run.heartbeat, run.failures):
+        if part.is_symlink():
+            raise OSError(errno.ELOOP, "is a link, and may lead to another run", str(part))
     ranks: dict[int, list[Change]] = {}
     hosts, unsure = {}, []
     for path in sorted(run.heartbeat.glob("rank-*.phases.jsonl"))[:_MOST_RANKS]:
