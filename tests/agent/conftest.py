@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -56,7 +57,7 @@ class Started:
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
-    def wait(self, seconds: float = 60) -> int:
+    def wait(self, seconds: float = 120) -> int:
         self.out, self.err = self.process.communicate(timeout=seconds)
         return self.process.returncode
 
@@ -67,7 +68,7 @@ class Started:
         path = self.run / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def until(self, condition: Callable[[], object], seconds: float = 30) -> None:
+    def until(self, condition: Callable[[], object], seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "it took too long"
@@ -91,7 +92,8 @@ def start(agent: Path, tmp_path: Path) -> Iterator[Callable[..., Started]]:
     yield starter
     for one in started:
         for pid in [*descendants(one.process.pid), one.process.pid] if one.process.poll() is None else []:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         one.process.communicate()
 
 
@@ -99,6 +101,7 @@ def descendants(pid: int) -> list[int]:
     """Return the processes below one, the deepest first: ranks outlive a killed torchrun."""
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, path.read_text().split()):
-            found += [*descendants(child), child]
+        with contextlib.suppress(OSError):  # the process has ended
+            for child in map(int, path.read_text().split()):
+                found += [*descendants(child), child]
     return found

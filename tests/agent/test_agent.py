@@ -354,7 +354,6 @@ def test_a_silent_script_is_ended_with_the_step_in_its_output(start: Start, tmp_
         import time
         for step in range(1, 6):
             print("step", step, "loss", 2.0 / step, flush=True)
-            time.sleep(0.05)
         time.sleep(300)
     """
     one = start(sys.executable, script(tmp_path / "hang.py", text), TRAINYARD_HANG_SECONDS="1")
@@ -373,16 +372,18 @@ def test_other_output_keeps_a_script_alive_and_one_without_steps_is_never_ended(
         import sys, time
         for step in range(1, 5 if sys.argv[1:] else 1):
             print("step", step, "loss", 2.0, flush=True)
-        for second in range(20):
-            time.sleep(0.15)
+        for second in range(30):
+            time.sleep(0.2)
             if sys.argv[1:]:
                 print("evaluating part", second, flush=True)
     """
     path = script(tmp_path / "busy.py", text)
-    for words in (["busy"], []):
-        one = start(sys.executable, path, *words, TRAINYARD_HANG_SECONDS="1")
+    limits = {"TRAINYARD_HANG_SECONDS": "4"}  # below the time of the whole, and far above that of a line
+    busy = start(sys.executable, path, "busy", **limits)
+    quiet = start(sys.executable, path, **limits, TRAINYARD_RUN=str(tmp_path / "quiet"))
+    for one in (busy, quiet):
         assert one.wait() == 0, one.err
-    assert "no step was seen yet in the output, so a hang cannot be detected" in one.err
+    assert "no step was seen yet in the output, so a hang cannot be detected" in quiet.err
 
 
 @linux
@@ -390,13 +391,16 @@ def test_the_stopped_one_of_two_ranks_is_named(start: Start, tmp_path: Path) -> 
     """Ranks are known by RANK in their environment, whoever starts them."""
     text = """\
         import os, signal, time
-        rank = int(os.environ["RANK"])
-        for step in range(1, 5):
-            if rank == 0:
-                print("step", step, "loss", 1.0, flush=True)
-            time.sleep(0.05)
-        if rank == 1:
+        note = os.path.join(os.environ["TRAINYARD_RUN"], "second")
+        if os.environ["RANK"] == "1":
+            with open(f"{note}.new", "w") as file:
+                file.write(f"/proc/{os.getpid()}/stat")
+            os.rename(f"{note}.new", note)
             os.kill(os.getpid(), signal.SIGSTOP)
+        while not os.path.exists(note) or ") T " not in open(open(note).read()).read():
+            time.sleep(0.02)
+        for step in range(1, 5):
+            print("step", step, "loss", 1.0, flush=True)
         time.sleep(300)
     """
     path = script(tmp_path / "ranks.py", text)

@@ -87,7 +87,7 @@ class Pod:
     def text(self) -> str:
         return self.output.read_text() if self.output.exists() else ""
 
-    def until(self, word: str, seconds: float = 60) -> None:
+    def until(self, word: str, seconds: float = 120) -> None:
         self.started.until(lambda: word in self.text(), seconds)
 
 
@@ -153,7 +153,7 @@ def test_torchrun_stays_when_its_ranks_change(
     assert not (here.started.run / "failures").exists()
     if stays:
         here.sync("b1", helper="raise ValueError('misspelt')\n")
-        here.started.until(lambda: here.answer("state")["state"]["state"] == "failed", 60)
+        here.started.until(lambda: here.answer("state")["state"]["state"] == "failed", 120)
         here.sync("b2", helper="def parts():\n    return 'two-helper'\n")
         here.until(f"{START}part-1 two-helper data")
 
@@ -256,7 +256,7 @@ def test_a_command_that_fails_waits_for_its_next_version(pod: Callable[..., Pod]
     here = pod()
     here.until(START)
     here.sync("a1", helper="raise ValueError('misspelt')\n")
-    here.started.until(lambda: here.answer("state")["state"]["state"] == "failed", 60)
+    here.started.until(lambda: here.answer("state")["state"]["state"] == "failed", 120)
     assert here.started.end()["class"] == "error"
     here.sync("a2", helper="def parts():\n    return 'right'\n")
     here.until(f"{START}old-part right data")
@@ -274,7 +274,7 @@ def test_a_command_that_lost_its_peers_starts_again(pod: Callable[..., Pod]) -> 
     here.until(START)
     here.sync("a1", helper=f"raise RuntimeError('{lost.partition(': ')[2]}')\n")
     said = here.started.run / "attempts.jsonl"
-    here.started.until(lambda: said.exists() and len(said.read_text().splitlines()) > 2, 60)
+    here.started.until(lambda: said.exists() and len(said.read_text().splitlines()) > 2, 120)
     assert {json.loads(line)["class"] for line in said.read_text().splitlines()} <= {
         "lost peer",
         "communication",
@@ -292,7 +292,7 @@ def test_control_without_the_directory_a_failed_command_ends_the_pod(start: Star
 
 def test_a_pod_that_waits_ends_when_it_is_asked_to(pod: Callable[..., Pod]) -> None:
     here = pod(sys.executable, "-c", "raise SystemExit(3)")
-    here.started.until(lambda: (here.code / "state.json").exists() and "failed" in _state(here), 60)
+    here.started.until(lambda: (here.code / "state.json").exists() and "failed" in _state(here), 120)
     here.started.process.send_signal(signal.SIGTERM)
     assert here.started.wait() != 0
 

@@ -78,13 +78,13 @@ def _computed_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _read_once() -> Iterator[None]:
-    """Cache the references of each kustomization until it is written."""
+    """Cache the references of each kustomization until its content differs."""
     read = kustomize_graph._references
-    known: dict[tuple[Path, int], list[Path]] = {}
+    known: dict[tuple[Path, bytes], list[Path]] = {}
 
     def references(root: Path, directory: Path) -> list[Path]:
         path = directory / "kustomization.yaml"
-        key = (directory, path.stat().st_mtime_ns if path.is_file() else 0)
+        key = (directory, path.read_bytes() if path.is_file() else b"")
         if key not in known:
             known[key] = read(root, directory)
         return known[key]

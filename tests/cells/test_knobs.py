@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shlex
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def test_a_train_job_takes_the_fields_of_its_trainer() -> None:
 
 
 @pytest.mark.parametrize("values", [{"name": "lr-1e-4"}, {"settings": ("train.steps=70",)}], ids=str)
-def test_names_are_those_that_kustomize_makes(values: Object, tmp_path: Path) -> None:
+def test_names_are_those_that_kustomize_makes(values: Object) -> None:
     """With a nameSuffix, or with the same value in the file itself; a ServiceAccount keeps its name."""
     above: Object = {"resources": [f"../../overlays/{CELL}"]}
     if "name" in values:
@@ -138,14 +139,9 @@ def test_names_are_those_that_kustomize_makes(values: Object, tmp_path: Path) ->
         patch = json.dumps([{"op": "replace", "path": "/data/model.yaml", "value": text}])
         above["patches"] = [{"target": {"kind": "ConfigMap", "name": "cpu-llama-tiny-model"}, "patch": patch}]
     repo.cache().mkdir(exist_ok=True)
-    directory = repo.cache() / tmp_path.name
-    directory.mkdir()
-    try:
-        (directory / "kustomization.yaml").write_text(json.dumps(above))
-        wanted = parse(kustomize.ensure(repo.root(), print).build(directory), "wanted").objects
-    finally:
-        (directory / "kustomization.yaml").unlink(missing_ok=True)
-        directory.rmdir()
+    with tempfile.TemporaryDirectory(dir=repo.cache()) as directory:  # several tests do this at the same time
+        Path(directory, "kustomization.yaml").write_text(json.dumps(above))
+        wanted = parse(kustomize.ensure(repo.root(), print).build(Path(directory)), "wanted").objects
     found = knobs.applied(locate.rendered(CELL), Knobs(**values)).objects
     for item in wanted:
         if item["kind"] == "ServiceAccount":

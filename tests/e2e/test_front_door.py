@@ -24,6 +24,11 @@ def _steps(clone: Clone) -> list[int]:
     return [json.loads(line)["step"] for line in lines if line.endswith("}")]
 
 
+def _has_code(cache: Path) -> bool:
+    """Return whether the compiler wrote a program; its directories come and go meanwhile."""
+    return any(name.endswith(".cpp") for _, _, names in os.walk(cache) for name in names)
+
+
 def _killed_when(clone: Clone, condition: Callable[[], object], what: str) -> None:
     """Run `make train` and send SIGKILL to yard when the condition holds. No process may survive."""
     process = clone.start("make train")
@@ -33,7 +38,7 @@ def _killed_when(clone: Clone, condition: Callable[[], object], what: str) -> No
         assert time.monotonic() < end, f"never: {what}"
         time.sleep(0.02)
     os.kill(_yard_of(process.pid), signal.SIGKILL)
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert process.returncode != 0
     while clone.processes():
         assert time.monotonic() < end, f"left behind: {clone.processes()}"
@@ -50,7 +55,7 @@ def _yard_of(make: int) -> int:
 def test_make_train_survives_kills_and_finishes(clone: Clone) -> None:
     clone.shrink()
     cache = clone.root / "local" / "compiled" / clone.run_directory.name
-    _killed_when(clone, lambda: list(cache.glob("inductor/**/*.cpp")), "the compiler ran")
+    _killed_when(clone, lambda: _has_code(cache / "inductor"), "the compiler ran")
     assert (cache / "inductor.dirty").exists()  # the fault happened: killed in the middle of a compile
     _killed_when(clone, lambda: len(_steps(clone)) >= 12, "12 steps")
     assert list((clone.run_directory / "checkpoints").glob("step-*/MANIFEST.json"))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.parts.alone import alone
 from tools.cells import instance_patch
 from tools.core import repo
 from tools.core.errors import UserError
@@ -34,12 +35,13 @@ def answer() -> dict[str, Any]:
     """The answer of DescribeInstanceTypes in moto's data file, which is all that is used of moto."""
     target = repo.root() / ".cache" / MOTO.replace("==", "-")
     data = target / "moto/ec2/resources/instance_types.json.gz"
-    if not data.exists():
-        uv = Path(sys.executable).with_name("uv")
-        command = [str(uv), "pip", "install", "--quiet", "--no-deps", "--target", str(target), MOTO]
-        got = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        if got.returncode:
-            pytest.skip(f"{MOTO} is not available here: {got.stderr.strip().rpartition(chr(10))[2]}")
+    with alone(target):
+        if not data.exists():
+            uv = Path(sys.executable).with_name("uv")
+            command = [str(uv), "pip", "install", "--quiet", "--no-deps", "--target", str(target), MOTO]
+            got = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+            if got.returncode:
+                pytest.skip(f"{MOTO} is not available here: {got.stderr.strip().rpartition(chr(10))[2]}")
     types: dict[str, Any] = json.loads(gzip.decompress(data.read_bytes()))
     return types
 

@@ -27,6 +27,7 @@ from tests.faults.bed import (
     wait_for,
 )
 from tests.faults.processes import all_below
+from tests.parts.ports import free_port
 from tests.training.jobs import Job
 
 JOIN_SECONDS = 40
@@ -62,13 +63,6 @@ def _node(bed: Bed, number: int, port: int, place: Place = HERE, **more: Any) ->
     return bed.start(
         agent=(), nproc=1, alone=False, prefix=place.words, words=(f"--timeout={GLOO_SECONDS}",), **variables, **more
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def host_lost(bed: Bed) -> Outcome:

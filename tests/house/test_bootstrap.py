@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import json
 import os
@@ -87,13 +88,13 @@ class Checkout:
     def set_up(self, lock: str = "requirements.lock", python: str = sys.executable) -> tuple[int, str]:
         """Run the set-up to its end; return its exit code and its report."""
         process = self.start(lock, python)
-        report = process.communicate(timeout=100)[1]
+        report = process.communicate(timeout=150)[1]
         return process.returncode, report
 
     def is_whole(self) -> bool:
         """Return whether the stamp is complete and the installed yard runs."""
         stamp = json.loads((self.venv / "trainyard.json").read_text())
-        done = subprocess.run([self.venv / "bin/yard"], capture_output=True, timeout=30, check=False)
+        done = subprocess.run([self.venv / "bin/yard"], capture_output=True, timeout=60, check=False)
         return bool(stamp) and done.stdout == b"yard, version 0\n"
 
 
@@ -210,14 +211,17 @@ def hanging(checkout: Checkout) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A set-up whose installer never ends, and the installer's process id."""
     started = checkout.root.parent / "started"
     note = f"echo $$ > {started}.new && /bin/mv {started}.new {started}"
-    checkout.put_on_path("uv", f'[ "$1" = --version ] && echo uv 0.13.8 && exit\n{note}\nexec /bin/sleep 60')
+    checkout.put_on_path("uv", f'[ "$1" = --version ] && echo uv 0.13.8 && exit\n{note}\nexec /bin/sleep 600')
     process = checkout.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not started.exists():
         assert time.monotonic() < deadline, "the installer does not start"
         time.sleep(0.02)
-    yield process, int(started.read_text())
+    installer = int(started.read_text())
+    yield process, installer
     process.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(installer, signal.SIGKILL)
 
 
 def test_a_killed_setup_starts_from_scratch_when_its_installer_has_ended(
@@ -226,7 +230,7 @@ def test_a_killed_setup_starts_from_scratch_when_its_installer_has_ended(
     """SIGKILL leaves the installer running: the next set-up waits for it."""
     first, installer = hanging
     first.kill()
-    first.communicate(timeout=10)
+    first.communicate(timeout=60)
     assert (checkout.venv / "trainyard.json").read_text() == "{}"
     rest = checkout.venv / "rest"
     rest.touch()
@@ -236,7 +240,7 @@ def test_a_killed_setup_starts_from_scratch_when_its_installer_has_ended(
     assert "waiting for another set-up" in second.stderr.readline()
     assert rest.exists(), "the second set-up did not wait"
     os.kill(installer, signal.SIGKILL)
-    report = second.communicate(timeout=60)[1]
+    report = second.communicate(timeout=120)[1]
     assert second.returncode == 0, report
     assert not rest.exists()
     assert checkout.is_whole()
@@ -250,7 +254,7 @@ def test_progress_is_reported_and_sigterm_ends_the_installer(
     while not re.match(r"set-up: +\d+ s, installing; [\d.]+ GiB are free", process.stderr.readline()):
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    report = process.communicate(timeout=30)[1]
+    report = process.communicate(timeout=120)[1]
     assert process.returncode == 130
     assert report.splitlines()[-1] == "set-up: interrupted; the next set-up keeps finished downloads"
     with pytest.raises(ProcessLookupError):
@@ -259,7 +263,7 @@ def test_progress_is_reported_and_sigterm_ends_the_installer(
 
 def test_two_at_once_make_one(checkout: Checkout) -> None:
     both = [checkout.start(), checkout.start()]
-    reports = [process.communicate(timeout=60)[1] for process in both]
+    reports = [process.communicate(timeout=150)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], reports
     assert sum("making .venv" in report for report in reports) == 1
     assert checkout.is_whole()

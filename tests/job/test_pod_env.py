@@ -80,7 +80,7 @@ from pathlib import Path
 from training.run import heartbeat
 heartbeat.begin(Path(os.environ["TRAINYARD_RUN"], "heartbeat"), int(os.environ["RANK"]))
 heartbeat.enter("training", 0)
-time.sleep(120)
+time.sleep(600)
 """
 
 

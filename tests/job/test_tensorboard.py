@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.job.conftest import Cluster, NewWorld, Yard, workload
+from tests.parts.ports import free_port
 from tools.core.errors import UserError
 from tools.job import tensorboard
 from tools.kube.kubectl import Kubectl
@@ -36,8 +37,7 @@ def test_it_has_the_jobs_image_and_claim(world: NewWorld) -> None:
 def test_a_url_is_one_that_answers(world: NewWorld, cluster: Cluster) -> None:
     """The stand-in answers as TensorBoard does until it is stopped. With `mute` it ends at once."""
     home = cluster(world())
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with tensorboard.forwarded(Kubectl(), port, lambda _: None) as (url, directory):
         assert (url, directory) == (f"http://127.0.0.1:{port}", "/shared/runs")
         socket.create_connection(("127.0.0.1", port)).close()
@@ -87,9 +87,7 @@ def test_runs_of_this_machine_have_their_own_names(tmp_path: Path, yard: Yard) -
         (tmp_path / name / "tensorboard").mkdir(parents=True)
         (tmp_path / name / "run.json").write_text("{}")
         (tmp_path / name / "tensorboard/events.out.tfevents.1.host").write_bytes(b"")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     runs = [tmp_path / "before", tmp_path / "after"]
     with tensorboard.on_this_machine(runs, port, lambda _: None) as (url, directory):
         assert {path.name: path.resolve() for path in Path(directory).iterdir()} == {

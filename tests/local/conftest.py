@@ -7,7 +7,6 @@ import copy
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from tests.parts.ports import free_port
 from tools.cells import kustomize
 from tools.core import repo
 
@@ -49,12 +49,6 @@ def _replica(count: int, command: list[str], env: dict[str, str], port: int) -> 
     return {"replicas": count, "restartPolicy": "OnFailure", "template": {"spec": spec}}
 
 
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
-
-
 @pytest.fixture
 def make_job() -> MakeJob:
     """A function that makes PyTorchJobs: elastic workers, or with `master` one Master and the rest
@@ -72,7 +66,7 @@ def make_job() -> MakeJob:
         port: int | None = None,
         spec: Object | None = None,
     ) -> Object:
-        meeting = port or _free_port()  # several tests, and a real run, may share this machine
+        meeting = port or free_port()  # several tests, and a real run, may share this machine
         words = command or ["python", str(STAND_IN)]
         values = {"HOME": "/scratch", "TRAINYARD_RUN": f"/shared/runs/{name}", **(env or {})}
         replicas = {"Worker": _replica(pods - master, words, values, meeting)}

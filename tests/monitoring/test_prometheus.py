@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from ruamel.yaml import YAML
 
 from tests.monitoring import build
 from tests.parts.gomodule import CannotBuild, Progress
+from tests.parts.ports import free_port
 from tools.core import repo
 
 RULES = repo.root() / "base/plugins/monitoring/rules.yaml"
@@ -115,12 +115,6 @@ def test_an_alert_fires_for_its_fault_and_for_no_healthy_run(programs: Path, tmp
     assert done.returncode == 0, done.stdout + done.stderr
     control = promtool(programs, tmp_path, [alerts_at(minute, series, [alert])])
     assert control.returncode != 0, "the healthy run raises the alert too"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

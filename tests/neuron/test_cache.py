@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from pathlib import Path
 from training.neuron import cache as neuron_cache
 with neuron_cache.claimed(Path(sys.argv[1]), sys.argv[2]):
     print("held", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -169,15 +170,15 @@ def test_an_owner_that_slept_too_long_stops(cache: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "kill", lambda _pid, _number: stopped.set())
     with neuron_cache.claimed(cache, "near"):
         taken = elsewhere(cache, 2)
-        assert stopped.wait(10)
+        assert stopped.wait(60)
     assert json.loads(taken.read_text())["released"] is False
 
 
-def _race(cache: str, job: str, queue: multiprocessing.Queue[str]) -> None:
+def _race(cache: str, job: str, queue: multiprocessing.Queue[str], over: Event) -> None:
     try:
         with neuron_cache.claimed(Path(cache), job):
             queue.put("got it")
-            time.sleep(3)
+            over.wait(150)
     except ConfigError:
         queue.put("refused")
 
@@ -188,10 +189,14 @@ def test_one_of_many_gets_a_dead_owners_cache(cache: Path, monkeypatch: pytest.M
     os.utime(path, (1, 1))
     context = multiprocessing.get_context("fork")
     queue: multiprocessing.Queue[str] = context.Queue()
-    racers = [context.Process(target=_race, args=(str(cache), f"job-{n}", queue)) for n in range(8)]
+    over = context.Event()
+    racers = [context.Process(target=_race, args=(str(cache), f"job-{n}", queue, over)) for n in range(8)]
     for racer in racers:
         racer.start()
-    answers = [queue.get(timeout=30) for _ in racers]
+    try:
+        answers = [queue.get(timeout=120) for _ in racers]
+    finally:
+        over.set()
     for racer in racers:
-        racer.join(timeout=30)
+        racer.join(timeout=60)
     assert sorted(answers) == ["got it"] + ["refused"] * 7

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.parts import gomodule
 from tests.parts.gomodule import Module
+from tests.parts.ports import free_port
 
 SOURCE = Path(__file__).parent / "binaries" / "versitygw"
 PROGRAM = Module(packages=("github.com/versity/versitygw/cmd/versitygw",))
@@ -35,9 +36,7 @@ def server(path: Path, home: Path) -> Iterator[str]:
     """Serve a directory below `home`; yield the address."""
     for name in ("data", "sidecar"):
         (home / name).mkdir(parents=True, exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     words = [str(path), "--port", f"127.0.0.1:{port}", "posix", "--sidecar", str(home / "sidecar"), str(home / "data")]
     keys = {"ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET}
     with (home / "log").open("wb") as log, subprocess.Popen(

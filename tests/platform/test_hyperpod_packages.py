@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.parts.alone import alone
 from tests.platform.conftest import of_kind
 from tools.cells.kustomize import Renderer
 from tools.core import State, Verdict, repo
@@ -70,6 +71,11 @@ def theirs() -> Callable[..., list[Object]]:
 def _environment() -> Path:
     """Create the environment in the checkout's cache, once. Skip the tests where that fails."""
     home = repo.root() / ".cache" / "hyperpod"
+    with alone(home):
+        return _made(home)
+
+
+def _made(home: Path) -> Path:
     stamp, python = home / "installed", home / "bin" / "python"
     wanted = "\n".join([*PACKAGES, *NEEDED])
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:

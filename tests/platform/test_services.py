@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.parts.ports import free_port
 from tests.platform.conftest import of_kind
 from tools.cells.kustomize import Renderer
 from tools.core import repo
@@ -169,8 +170,7 @@ def test_tensorboard_takes_its_arguments_and_answers(tmp_path: Path, plain: Call
     """The container's command line, with a local directory and a free port, serves the list of runs."""
     (pod,) = pods(plain("tensorboard"))
     (container,) = pod["containers"]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     swap = {
         "--logdir=/shared/runs": f"--logdir={tmp_path}",
         "--port=6006": f"--port={port}",
@@ -184,7 +184,7 @@ def test_tensorboard_takes_its_arguments_and_answers(tmp_path: Path, plain: Call
         assert process.stdout is not None
         said = next((line for line in process.stdout if f":{port}" in line), None)
         assert said is not None
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
             connection.sendall(b"GET /data/runs HTTP/1.0\r\n\r\n")
             assert connection.recv(64).split()[1] == b"200"
     finally:
@@ -315,8 +315,7 @@ def listener() -> Iterator[int]:
 
 
 def test_reach_says_what_answers_and_what_does_not(listener: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        closed = gone.getsockname()[1]
+    closed = free_port()
     good = reach(f"127.0.0.1:{listener}", "localhost")
     assert good.returncode == 0
     assert [line.split()[0] for line in good.stdout.splitlines()] == ["good", "good"]

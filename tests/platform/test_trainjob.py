@@ -251,7 +251,7 @@ def test_submit_waits_until_trainer_sees_the_runtime(refusals: int, monkeypatch:
         subprocess.CompletedProcess((), 0, '{"kind": "TrainJob", "metadata": {"name": "a", "uid": "1"}}', "")
     )
     monkeypatch.setattr(Kubectl, "run", lambda *_, **__: answers.pop(0))
-    monkeypatch.setattr(submit, "RUNTIME_SECONDS", 1.5)
+    monkeypatch.setattr(submit, "RUNTIME_SECONDS", 60.0 if refusals < 2 else 1.5)
     if refusals < 2:
         assert submit.apply(Kubectl(None, "team"), Manifests("a", []))[0] == [submit.Applied("TrainJob", "a", "1")]
         return

@@ -37,20 +37,20 @@ def main() -> None:
         if step % 3 == 0 and "no-saves" not in options:
             place.write_text(str(step))
             writer.write(Save(step, step // 3, str(place.resolve()), 1, "file", False, 0.0))
-        _fault(spec.get("fault") or {}, step, writer, rank)
+        _fault(spec.get("fault") or {}, step, writer, rank, ended)
         if ended:
             place.write_text(str(step))
             sys.exit(143)
 
 
-def _fault(fault: dict[str, Any], step: int, writer: Writer, rank: int) -> None:
+def _fault(fault: dict[str, Any], step: int, writer: Writer, rank: int, ended: list[int]) -> None:
     if not fault or fault["kind"] == "torn-save" or fault["step"] != step:
         return
     writer.write(Injected(fault["kind"], rank, step))
     if fault["kind"] == "exception":
         raise RuntimeError("planted")
-    end = time.monotonic() + (1.0 if fault["kind"] == "terminate" and "deaf" not in sys.argv else 600.0)
-    while time.monotonic() < end:
+    end = time.monotonic() + 600.0
+    while not ended and time.monotonic() < end:
         time.sleep(0.02)
 
 

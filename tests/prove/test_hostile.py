@@ -144,12 +144,14 @@ def test_a_script_that_ends_well_and_trains_nothing(place: Place) -> None:
 
 DAEMON = """
     import os, time
-    if os.fork() == 0:
+    first = os.fork()
+    if first == 0:
         os.setsid()
         if os.fork() == 0:
             open("started", "w").close()
             time.sleep(600)
         os._exit(0)
+    os.waitpid(first, 0)
     while not os.path.exists("started"):
         time.sleep(0.01)
 """
@@ -216,7 +218,7 @@ def test_an_interrupted_proof_leaves_nothing(number: signal.Signals, place: Plac
         place.words(), cwd=place.directory, env=place.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:  # fmt: skip
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + 120
         while not place.processes() and time.monotonic() < limit:
             time.sleep(0.05)
         assert place.processes()

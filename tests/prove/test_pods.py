@@ -190,7 +190,7 @@ class Pods:
         self.processes[node].wait()
 
     def end(self) -> list[int]:
-        return [one.wait(60) for one in self.processes]
+        return [one.wait(120) for one in self.processes]
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def test_a_pod_that_starts_again_ends_the_proof(started: Pods, tmp_path: Path) -
     while not answers.exists():
         time.sleep(0.02)
     started.kill(1)
-    assert started.start(1).wait(60) == 1
+    assert started.start(1).wait(120) == 1
     with pytest.raises(UserError, match="the proof failed in its pods: mine-worker-1: its container was started again"):
         proof_job.collect(started.ask, started.trial, tmp_path, lambda: None)
 

@@ -18,6 +18,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
+from tests.parts.ports import free_port
 from tools.aws.session import Session
 from tools.cli import invoke
 from tools.core import repo, wait
@@ -296,13 +297,11 @@ def registry(tmp_path: Path) -> Iterator[str]:
     """A registry on loopback with one image; its name with the digest."""
     if not shutil.which("cosign") or not shutil.which("crane"):
         pytest.skip("no cosign 2.6 and crane on PATH: install both to sign with a real key")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     with subprocess.Popen(["crane", "registry", "serve", "--address", address], stderr=subprocess.DEVNULL) as server:
         try:
             host, _, port = address.partition(":")
-            assert wait.until(lambda: socket.socket().connect_ex((host, int(port))) == 0, 20, 0.1)
+            assert wait.until(lambda: socket.socket().connect_ex((host, int(port))) == 0, 60, 0.1)
             yield address
         finally:
             server.kill()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import json
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.parts import upstream
+from tests.parts.ports import free_port
 from tools.cells import kustomize
 from tools.cells.knobs import Knobs, applied
 from tools.cells.kustomize import Renderer
@@ -375,10 +375,7 @@ def test_signed_commits_are_asked_of_the_sync_and_of_its_runs(renderer: Renderer
 @pytest.mark.parametrize(("held", "state"), [(3, State.FAIL), (1, State.PASS), (0, State.CANNOT_TELL)])
 def test_the_probe_tells_enforcement_from_its_absence(tmp_path: Path, held: int, state: State) -> None:
     """Its two scripts on loopback. The control is a listener whose other ports are closed."""
-    ports = []
-    for _ in range(3):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            ports.append(str(free.getsockname()[1]))
+    ports = [str(port) for port in {free_port() for _ in range(9)}][:3]
     scripts = isolation.objects("isolation-x")["scripts"]
     script = scripts["listener"].replace("time.sleep", "print('up', flush=True); time.sleep")
     here = script.replace("socket.has_dualstack_ipv6()", "False").replace('("",', '("127.0.0.1",')
@@ -387,7 +384,7 @@ def test_the_probe_tells_enforcement_from_its_absence(tmp_path: Path, held: int,
         assert listener.stdout is not None
         assert listener.stdout.readline() == b"up\n"
         prober = scripts["prober"].replace("/dev/termination-log", str(tmp_path / "log"))
-        subprocess.run([sys.executable, "-c", prober, "127.0.0.1", "0", *ports], check=True, timeout=30)
+        subprocess.run([sys.executable, "-c", prober, "127.0.0.1", "0", *ports], check=True, timeout=120)
     finally:
         listener.kill()
         listener.communicate()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,16 @@ from tools.image.rules.rule import Subject
 ROOT = repo.root()
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 DOCKERFILES = sorted((ROOT / "images").glob("*/Dockerfile"))
-LOCKS = sorted(
-    path.relative_to(ROOT).as_posix()
-    for path in ROOT.rglob("*.lock")
-    if not {".venv", ".cache", "local", "corpus", ".git"} & set(path.relative_to(ROOT).parts)
-)
+
+
+def locks() -> Iterator[str]:
+    """Yield the locks of the tree, without a look at what other processes write beside it."""
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = set(folders) - {".venv", ".cache", "local", "corpus", ".git"}
+        yield from (Path(folder, name).relative_to(ROOT).as_posix() for name in names if name.endswith(".lock"))
+
+
+LOCKS = sorted(locks())
 # No registry could be asked for its digest. docs/images.md says how to give it.
 BASES_WITHOUT_DIGEST = {"public.ecr.aws/neuron/pytorch-training-neuronx"}
 WRITES = {

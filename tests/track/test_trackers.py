@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.parts import venv
+from tests.parts.ports import free_port
 from tests.training.inprocess import StopAfter, Texts, losses, run
 from training.run.directory import RunDir, read_json, write_json
 from training.run.secret_files import DIRECTORY
@@ -77,12 +77,6 @@ def trainer(python: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(processes, "FAILED_SECONDS", 100)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return python
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server:

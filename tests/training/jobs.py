@@ -73,7 +73,7 @@ class Job:
     def failures(self) -> list[dict]:
         return [json.loads(p.read_text()) for p in sorted((self.run / "failures").glob("*.json"))]
 
-    def until(self, condition: Callable[[], object], timeout: float = 90) -> None:
+    def until(self, condition: Callable[[], object], timeout: float = 150) -> None:
         """Poll for a condition; fail with the job's output if the job ends or the time is up first."""
         end = time.monotonic() + timeout
         while not condition():
@@ -107,15 +107,17 @@ class Job:
     def close(self) -> None:
         """Kill what is left of the job."""
         for pid in self.workers():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(30)
 
 
 def _command(pid: int) -> bytes:
-    path = Path(f"/proc/{pid}/cmdline")
-    return path.read_bytes() if path.exists() else b""
+    with contextlib.suppress(OSError):  # the process has ended
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 @functools.cache

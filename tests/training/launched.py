@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 from training.run import failure, heartbeat
 from training.run.directory import RunDir
@@ -54,7 +55,7 @@ def hang(rank: int) -> int:
     """Make some steps, then none."""
     a_few_steps(rank)
     forever = threading.Event()
-    forever.wait(60)
+    forever.wait(600)
     return 0
 
 
@@ -72,7 +73,10 @@ def print_lines(rank: int) -> int:
 
 
 def refuse(rank: int) -> int:
-    """Fail like a rank with a wrong configuration, while the launcher keeps running."""
+    """Fail like a rank with a wrong configuration, once all of torchrun's are up, while the launcher keeps running."""
+    (RUN.path / f"up-{rank}").touch()
+    while len(list(RUN.path.glob("up-*"))) < int(os.environ.get("WORLD_SIZE", "1")):
+        time.sleep(0.02)
     record("config", rank, None, "model.yaml:3: unknown key")
     time.sleep(60)
     return 1
@@ -100,10 +104,12 @@ def leave_orphans(rank: int) -> int:
     for text in ("import time; time.sleep(600)", "pass"):
         start = f"subprocess.Popen([sys.executable, '-c', {text!r}], start_new_session=True)"
         subprocess.run([sys.executable, "-c", f"import subprocess, sys; {start}"], check=True)
-    time.sleep(1)
     parent = os.getppid()
-    with open(f"/proc/{parent}/task/{parent}/children", encoding="ascii") as file:
-        (RUN.path / "children").write_text(file.read())
+    left = Path(f"/proc/{parent}/task/{parent}/children")
+    deadline = time.monotonic() + 60
+    while len(left.read_text().split()) > 2 and time.monotonic() < deadline:  # the dead one is reaped
+        time.sleep(0.05)
+    (RUN.path / "children").write_text(left.read_text())
     return 0
 
 

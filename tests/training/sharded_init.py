@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,6 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
+from tests.parts.ports import free_port
 from tests.training.bert.conftest import MODEL as BERT
 from training import bert, pretrain
 from training.config import load_texts
@@ -68,9 +68,7 @@ def rank() -> None:
 def fork(count: int, work: Callable[[], None], of_a_node: int | None = None) -> list[int]:
     """Run `work` in forked ranks, which need no imports of their own; return their exit codes."""
     local = of_a_node or count
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     children = []
     for number in range(count):
         child = os.fork()

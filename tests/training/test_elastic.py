@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.parts.ports import free_port
 from tests.training import elastic_runs
 from tests.training.inprocess import Texts, losses, records
 from tests.training.jobs import own_network
 from training.config import ConfigError, apply_override, elastic, load_texts
 from training.run.directory import RunDir, last_records
 
-PORT = 23456
 AGENT = ["-m", "training.entrypoint", "torchrun", "-m", "training.pretrain", "--config"]
 
 
@@ -96,6 +96,7 @@ class Agents:
 
     def __init__(self, configuration: Path, run: Path, data: Path) -> None:
         self._run, self._data, self._configuration = run, data, configuration
+        self.port = free_port()
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, *numbers: int) -> None:
@@ -103,7 +104,7 @@ class Agents:
             own = {
                 "HOSTNAME": f"pod-{number}", "TRAINYARD_RUN": str(self._run), "TRAINYARD_DATA": str(self._data),
                 "PET_NNODES": "2:4", "PET_NPROC_PER_NODE": "1", "PET_RDZV_BACKEND": "c10d", "PET_MAX_RESTARTS": "5",
-                "PET_RDZV_ENDPOINT": f"localhost:{PORT}", "PET_RDZV_CONF": "last_call_timeout=10",
+                "PET_RDZV_ENDPOINT": f"localhost:{self.port}", "PET_RDZV_CONF": "last_call_timeout=10",
                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TRAINYARD_CPUS": "1", "OMP_NUM_THREADS": "1",
             }  # fmt: skip
             with (self._run.parent / f"pod-{number}-{time.monotonic_ns()}.log").open("wb") as log:
@@ -116,7 +117,7 @@ class Agents:
         """Kill process 1 of these pods: the kernel kills their ranks with it."""
         for number in numbers:
             self.processes[number].kill()
-            self.processes[number].wait(10)
+            self.processes[number].wait(60)
 
     def until(self, ranks: int, after: float, seconds: float) -> int:
         """Wait for a step with so many ranks later than a moment; return its number."""
@@ -144,8 +145,6 @@ def until(condition: Callable[[], bool], seconds: float) -> None:
 
 @pytest.fixture
 def agents(texts: Texts, data_root: Path, tmp_path: Path) -> Iterator[Agents]:
-    if answers(PORT):
-        pytest.skip(f"port {PORT} is taken")
     shape = ("nodes={min: 2, max: 4}", "train.steps=100000", "train.eval_every=100000", "checkpoint.every=20")
     found = Agents(written(texts, tmp_path / "configuration", *shape), tmp_path / "run", data_root)
     yield found
@@ -160,16 +159,16 @@ def agents(texts: Texts, data_root: Path, tmp_path: Path) -> Iterator[Agents]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(900)
 def test_agents_continue_without_two_nodes_and_take_them_back(agents: Agents) -> None:
     agents.start(0)  # the rendezvous is its
-    until(lambda: answers(PORT), 60)
+    until(lambda: answers(agents.port), 120)
     agents.start(1, 2, 3)
-    before = agents.until(4, 0.0, 120)
+    before = agents.until(4, 0.0, 240)
     killed = time.time()
     agents.kill(2, 3)
-    smaller = agents.until(2, killed, 60)
+    smaller = agents.until(2, killed, 180)
     assert smaller > before - 20, "what was lost is less than the steps between two checkpoints"
     returned = time.time()
     agents.start(2, 3)
-    assert agents.until(4, returned, 120) > smaller
+    assert agents.until(4, returned, 240) > smaller

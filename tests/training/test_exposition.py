@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.parts.ports import free_port
 from training.pod import metrics_server
 from training.pod.exposition import FAMILIES, Exposition, Here
 from training.run.directory import RunDir, write_json
@@ -160,12 +161,6 @@ def test_a_hostile_run_directory_gives_sound_text(tmp_path: Path, content: str) 
 def test_a_wrong_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="for example 10"):
         metrics_server.address({metrics_server.VARIABLE: text})
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def get(port: int, path: str = "/metrics") -> str:

@@ -69,6 +69,7 @@ def test_a_tracker_gets_all_of_a_run_once_also_when_the_run_continues(
     texts: Texts, data_root: Path, tmp_path: Path, told: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "FAILED_SECONDS", 60.0)
+    monkeypatch.setattr(processes, "END_SECONDS", 60)
     run(texts, TRACKED, tmp_path / "runs/mine", data_root, StopAfter(6))
     done = run(texts, TRACKED, tmp_path / "runs/mine", data_root)
     found = lines(told)
@@ -94,7 +95,8 @@ def test_no_tracker_stops_a_run(
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setenv("STAND_IN", mode)
-    monkeypatch.setattr(processes, "END_SECONDS", 1)
+    monkeypatch.setattr(processes, "END_SECONDS", 1 if mode == "hang" else 60)
+    monkeypatch.setattr(processes, "KILL_SECONDS", 60)
     done = run(texts, TRACKED, tmp_path / "runs/mine", data_root)
     assert len(records(done)) == 8
     assert done.report.exists()
@@ -114,7 +116,7 @@ def test_no_tracker_stops_a_run(
 
 def by_hand(done: RunDir) -> tuple[int, str]:
     words = [sys.executable, "-m", "training.track", "--run", str(done.path)]
-    found = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
+    found = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
     return found.returncode, found.stderr
 
 

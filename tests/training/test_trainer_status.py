@@ -52,6 +52,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     found = Server(tmp_path)
     threading.Thread(target=found.serve_forever, daemon=True).start()
     (tmp_path / "token").write_text("secret\n", encoding="utf-8")
+    monkeypatch.setattr(trainer_status, "SECONDS", 60.0)
     monkeypatch.setenv(trainer_status.URL, f"https://127.0.0.1:{found.server_port}{WHERE}")
     monkeypatch.setenv(trainer_status.CERTIFICATE, str(tmp_path / "ca.crt"))
     monkeypatch.setenv(trainer_status.TOKEN, str(tmp_path / "token"))

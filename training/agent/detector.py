@@ -59,8 +59,10 @@ class ScriptDetector(HangDetector):
         """The ranks without progress for longer than their limit."""
         if self.reported:
             return super().late()
-        self._look()
         found = self._progress.late()
+        if found is not None:
+            self._looked = 0.0  # the processes of this moment decide which rank is named
+        self._look()
         if found is None:
             return []
         pids = self._pids or {own_rank(): self.launcher}

@@ -18,6 +18,7 @@ from training.run.directory import RunDir, write_json
 from training.trackers.rows import SETTINGS
 
 END_SECONDS = 15  # for what is left to send when the trainer ends
+KILL_SECONDS = 5  # after those, for a process that has not ended by itself
 FAILED_SECONDS = 2  # the same where the trainer fails or stops: another attempt may follow, and sends the rest
 PACKAGES = {"mlflow": "mlflow-skinny", "wandb": "wandb", "trackio": "trackio"}  # by tracker, which is the module's name
 _PLUGIN = "sagemaker-mlflow"
@@ -62,7 +63,7 @@ class Trackers:
             assert process.stdin is not None
             with contextlib.suppress(OSError):
                 process.stdin.close()
-        deadline = time.monotonic() + (END_SECONDS + 5 if kind is None else FAILED_SECONDS)
+        deadline = time.monotonic() + (END_SECONDS + KILL_SECONDS if kind is None else FAILED_SECONDS)
         for name, process in self._processes.items():
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))

@@ -67,7 +67,7 @@ def test_of_two_preparations_the_second_discards_its_own(
     reach(process)
     directory = prepared()
     inode = (directory / "index.json").stat().st_ino
-    output, _ = process.communicate("go on\n", timeout=30)
+    output, _ = process.communicate("go on\n", timeout=120)
     assert process.returncode == 0
     assert output.strip() == str(directory)
     assert names(tmp_path / "data") == [directory.name]
@@ -77,7 +77,7 @@ def test_of_two_preparations_the_second_discards_its_own(
 
 def test_two_that_race_agree(child: Callable[..., Any], tmp_path: Path) -> None:
     racers = [child(), child()]
-    results = {racer.communicate(timeout=60)[0].strip() for racer in racers}
+    results = {racer.communicate(timeout=150)[0].strip() for racer in racers}
     assert [racer.returncode for racer in racers] == [0, 0]
     assert len(results) == 1
     verify(Path(results.pop()))
@@ -90,7 +90,7 @@ def test_a_write_that_fails_is_one_error_and_leaves_nothing(
 ) -> None:
     """The limit on a file's size makes a real write fail, as a full disk would."""
     process = child(file_limit=limit)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == 2
     assert output.startswith(f"DataError: cannot write the dataset under {tmp_path / 'data'}")
     assert "File too large" in output

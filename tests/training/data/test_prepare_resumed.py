@@ -280,7 +280,7 @@ def test_files_over_http_make_the_same_bytes_as_files_here(
 def test_a_dead_url_leaves_nothing(
     prepared: Callable[..., Path], serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "POLICY", retries.RetryPolicy(attempts=3, first=0.01, silence=0.3))
+    monkeypatch.setattr(retries, "POLICY", retries.RetryPolicy(attempts=3, first=0.01, silence=30.0))
     server = serve(dead=frozenset({"/shard-05.jsonl.gz"}))
     with pytest.raises(DataError, match=rf"{server.url}/shard-05\.jsonl\.gz: the server answered 503; gave up"):
         prepared(server.pattern)

@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,12 @@ from training.data.retries import Stopped
 from training.data.sources import open_source
 
 pytestmark = pytest.mark.usefixtures("impatient")
+
+
+@pytest.fixture
+def patient(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For servers that are never silent, where each request counts."""
+    monkeypatch.setattr(retries, "POLICY", replace(retries.POLICY, silence=30.0))
 
 
 def read(url: str) -> bytes:
@@ -58,6 +65,7 @@ def test_without_retries_it_fails(serve: Callable[..., Any], monkeypatch: pytest
     assert failed > len(server.files) // 2
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_certificate_that_is_not_trusted_ends_the_attempts(tmp_path: Path) -> None:
     words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=127.0.0.1"]
     subprocess.run([*words, "-keyout", "key", "-out", "own"], cwd=tmp_path, check=True, capture_output=True)
@@ -125,6 +133,7 @@ def test_pauses_double_up_to_a_bound() -> None:
         assert most / 2 <= min(drawn) < max(drawn) <= most
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_dead_source_is_one_error_with_its_url(serve: Callable[..., Any]) -> None:
     server = serve(dead=frozenset({"/shard-04.jsonl.gz"}))
     url = f"{server.url}/shard-04.jsonl.gz"
@@ -142,6 +151,7 @@ def test_a_refused_connection_is_retried(serve: Callable[..., Any]) -> None:
         read("http://127.0.0.1:9/x.jsonl")
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_permanent_failure_is_not_retried(serve: Callable[..., Any]) -> None:
     server = serve()
     with pytest.raises(DataError, match=r"/nothing\.jsonl: the server has no such file \(404\)"):
@@ -149,6 +159,7 @@ def test_a_permanent_failure_is_not_retried(serve: Callable[..., Any]) -> None:
     assert len(server.requests) == 1
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_file_that_changes_is_refused(serve: Callable[..., Any]) -> None:
     server = serve()
     with RemoteFile(f"{server.url}/shard-00.jsonl.gz") as file:
@@ -229,6 +240,7 @@ def test_a_source_of_several(serve: Callable[..., Any]) -> None:
     assert source.describe() == "shard: 9 files, over HTTP"
 
 
+@pytest.mark.usefixtures("patient")
 def test_the_hubs_token_goes_to_the_hub_only(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     hub, other = serve(), serve()
