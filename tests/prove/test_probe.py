@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.prove.parts import ROOT, launch
-from training.prove.records import Batch, Begin, End, Injected, Loss, Save, Step, World
+from training.prove.records import Batch, Begin, End, Injected, Loss, Save, Step, Uncovered, World
 
 DDP = ROOT / "tests/prove/scripts/ddp.py"
 
@@ -72,6 +72,40 @@ def test_gradients_that_a_script_writes_itself_are_not_kept_ones(tmp_path: Path)
         (0, False, False), (1, True, False), (2, True, True),
     }  # fmt: skip
     assert not any(step.accumulated for step in steps)
+
+
+PAIR = """
+    import sys, torch
+    from torch.autograd import grad
+    made, judge = torch.nn.Linear(2, 4), torch.nn.Linear(4, 1)
+    first, second = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (judge, made))
+    for step in range(6):
+        fake = made(torch.randn(8, 2))
+        first.zero_grad()
+        judge(fake.detach() if "detached" in sys.argv else fake).mean().backward(retain_graph=True)
+        first.step()
+        loss = judge(made(torch.randn(8, 2))).pow(2).mean()
+        if "kept" in sys.argv:
+            loss.backward()
+        else:
+            for parameter, gradient in zip(made.parameters(), grad(loss, [*made.parameters()])):
+                parameter.grad = gradient
+        second.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "kept", "unknown"),
+    [(("detached",), set(), 0), (("detached", "kept"), {1}, 0), ((), set(), 1)],
+    ids=["written", "kept", "replaced"],
+)
+def test_only_backward_keeps_gradients(how: tuple[str, ...], kept: set[int], unknown: int, tmp_path: Path) -> None:
+    """One optimizer has gradients of backward, the other those of `autograd.grad`, or sums of backward's."""
+    done = launch(tmp_path, PAIR, *how, ranks=0, steps=12)
+    steps = [step for step in done.of(0, Step) if step.step > 2]
+    assert {step.optimizer for step in steps} == {0, 1}
+    assert {step.optimizer for step in steps if step.accumulated} == kept
+    assert [event.what for event in done.of(0, Uncovered)] == ["gradients"] * unknown
 
 
 SAVES = """

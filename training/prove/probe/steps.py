@@ -8,6 +8,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from .. import records
@@ -32,12 +33,13 @@ class Steps:
         self.open: Any = None  # the optimizer whose step runs: optimizers call others
         self.before: _Before | None = None
         self.known: list[weakref.ref[Any]] = []
-        self.cleared: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self.written: weakref.WeakKeyDictionary[Any, _Written] = weakref.WeakKeyDictionary()
         self.losses: list[tuple[int, Any]] = []
         self.last_end = time.perf_counter()
         self._look = probe.safe("optimizer")(self._look_before)
         self._finish = probe.safe("optimizer")(self._write_step)
         self._note_loss = probe.safe("gradients")(self._loss)
+        self._note_written = probe.safe("gradients")(self._backward_wrote)
         self.flush = probe.safe("gradients")(self._flush)
 
     def install(self) -> None:
@@ -78,9 +80,12 @@ class Steps:
 
         @functools.wraps(backward)
         def call(*args: Any, **kwargs: Any) -> Any:
+            before = None
             if not compiling(self.torch):
-                self._note_loss(args[0] if args else kwargs.get("tensors"))
+                before = self._note_loss(args[0] if args else kwargs.get("tensors"))
             result = backward(*args, **kwargs)
+            if before:
+                self._note_written(before)
             self.forwards.reset()
             return result
 
@@ -106,18 +111,25 @@ class Steps:
 
     # Losses
 
-    def _loss(self, tensors: Any) -> None:
+    def _loss(self, tensors: Any) -> list[tuple[Any, _Written]]:
+        """Note the loss. Return the gradients of each optimizer as they are before backward."""
         if in_backward(self.torch):
-            return
+            return []
         self.probe.backward_calls += 1
-        for optimizer in self.optimizers():
-            self.cleared[optimizer] = self.cleared.get(optimizer, False) or self._is_clear(optimizer)
         first = tensors if isinstance(tensors, self.torch.Tensor) else next(iter(tensors or ()), None)
         if first is not None and first.numel() == 1:
             self.losses.append((self.probe.step, first.detach().clone().reshape(())))
         if not self.probe.started:
             self._flush()
         self._end_fruitless()
+        return [(one, _Written(self._is_clear(one), _marks(one))) for one in self.optimizers()]
+
+    def _backward_wrote(self, gradients: list[tuple[Any, _Written]]) -> None:
+        """Note the optimizers whose gradients a call of backward changed: a script may write the others itself."""
+        for optimizer, before in gradients:
+            after = _marks(optimizer)
+            if after != before.marks:
+                self.written[optimizer] = _Written(before.clear, after)
 
     def _flush(self) -> None:
         """Write the losses, whose values are read together with the rest of a step."""
@@ -133,7 +145,9 @@ class Steps:
             ends.leave(probe)
 
     def _is_clear(self, optimizer: Any) -> bool:
-        """Return whether the gradients of an optimizer are gone, by some of its parameters."""
+        """Return whether the gradients of an optimizer are gone since its last step, by some of its parameters."""
+        if optimizer in self.written and self.written[optimizer].clear:
+            return True
         held = [one.grad for one in _parameters(optimizer) if one.grad is not None]
         return all(sums(self.torch, [one])[0] for one in held[:_SAMPLED])
 
@@ -242,8 +256,11 @@ class Steps:
         parameters = list(_parameters(optimizer))
         after = hashed(*digests(self.torch, parameters))
         now = time.perf_counter()
-        # Without a backward call since its last step, the script writes the gradients itself.
-        accumulated = not self.cleared.pop(optimizer, True) and probe.step > 1
+        written = self.written.pop(optimizer, None)
+        accumulated = written is not None and not written.clear and probe.step > 1
+        if written is not None and accumulated and not written.holds(optimizer):
+            accumulated = False
+            probe.uncovered("gradients", "the script replaces gradients to which backward has added: these may be sums")
         if not probe.first_step_seconds:
             probe.first_step_seconds = time.monotonic() - probe.loaded
         probe.write(
@@ -276,6 +293,18 @@ class Steps:
         self.last_end = now
 
 
+@dataclass(frozen=True)
+class _Written:
+    """What backward calls wrote into the gradients of an optimizer since its last step."""
+
+    clear: bool  # they were gone before one of the calls
+    marks: list[tuple[int, int]]  # after the last call
+
+    def holds(self, optimizer: Any) -> bool:
+        """Return whether one of these gradients is still there: the script may have put its own in their place."""
+        return any(now and now == mark for (now, _), (mark, _) in zip(_marks(optimizer), self.marks))
+
+
 class _Before:
     """What was seen before a step."""
 
@@ -296,6 +325,12 @@ class _Before:
 def _parameters(optimizer: Any) -> Iterator[Any]:
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def _marks(optimizer: Any) -> list[tuple[int, int]]:
+    """Return the identity and the version of each gradient: they show that it was replaced or changed in place."""
+    gradients = [one.grad for one in _parameters(optimizer)]
+    return [(0, 0) if one is None else (id(one), getattr(one, "_local_tensor", one)._version) for one in gradients]
 
 
 def _labels(parameters: list[Any], names: dict[int, str]) -> list[str]:
