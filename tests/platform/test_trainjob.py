@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from tests.parts import venv
 from tests.platform.conftest import of_kind
 from tests.platform.test_features import CELLS, SMALLEST, environment
-from tools.cells import kustomize, locate
+from tools.cells import kustomize, locate, matrix, matrix_file
 from tools.cells.knobs import Knobs, applied
 from tools.core import repo
 from tools.core.errors import UserError
@@ -106,19 +107,20 @@ def test_exit_codes_end_the_job_as_the_failure_classes_say(above: Callable[..., 
 
 def test_a_cell_that_lists_the_feature_keeps_its_numbers(checkout: Path, renderer: kustomize.Renderer) -> None:
     """The cell's own patches come after its Components."""
+    cell = next(one for one in matrix_file.load(checkout) if f"{one.hardware}/{one.model}" == SMALLEST)
+    own = replace(cell, nodes=5, sections={**cell.sections, "retry": {"most": 4}})
     leaf = checkout / f"overlays/{SMALLEST}/kustomization.yaml"
-    text = leaf.read_text(encoding="utf-8").replace("../../images]", "../../images, ../../feature/trainjob]")
-    for old, new in (("value: 2}", "value: 5}"), ("value: 6}", "value: 15}")):
-        assert old in text
-        text = text.replace(old, new)
-    leaf.write_text(text, encoding="utf-8")
+    text = matrix.leaf(own)["kustomization.yaml"]
+    leaf.write_text(text.replace("../../images]", "../../images, ../../feature/trainjob]"), encoding="utf-8")
     manifests = kustomize.in_order(parse(renderer.build(leaf.parent), "cell"))
     job = kinds.job_of(manifests)
-    assert (job.kind, job.nodes, job.backoff["backoffLimit"]) == ("TrainJob", 5, 15)
+    assert (job.kind, job.nodes, job.backoff["backoffLimit"]) == ("TrainJob", 5, 20)
+    for pod in job.pods():
+        assert [environment(pod.spec)[name] for name in ("PET_MAX_RESTARTS", "TRAINYARD_RESTARTS")] == ["4"] * 2
     assert wiring.analyse(job).verdict.state is State.PASS
     turned = applied(manifests, Knobs(nodes=3, nproc=2, name="b", image="mine:1", settings=("train.steps=70",)))
     job = kinds.job_of(turned)
-    assert (job.nodes, job.backoff["backoffLimit"], job.name) == (3, 9, "cpu-llama-tiny-train-b")
+    assert (job.nodes, job.backoff["backoffLimit"], job.name) == (3, 12, "cpu-llama-tiny-train-b")
     assert {pod.container["image"] for pod in job.pods()} == {"mine:1"}
     assert wiring.analyse(job).verdict.state is State.PASS
 

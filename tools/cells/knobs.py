@@ -138,11 +138,22 @@ def _set_nodes(job: Workload, nodes: int) -> None:
         job.resize(nodes)
     except UserError as problem:
         raise UserError(f"--nodes {nodes}: {problem.message}", problem.hint) from None
-    if policy.get("backoffLimit") == RESTARTS_PER_NODE * before:  # as `yard matrix sync` writes it
-        policy["backoffLimit"] = RESTARTS_PER_NODE * nodes
+    for restarts in {RESTARTS_PER_NODE, _most_restarts(job)}:
+        if policy.get("backoffLimit") == restarts * before:  # as `yard matrix sync` writes it
+            policy["backoffLimit"] = restarts * nodes
+            break
     for container in job.training_containers():
         _write_number(container, *NODES, lambda _: nodes)
         _write_number(container, *WORLD, lambda world: world * nodes // before)
+
+
+def _most_restarts(job: Workload) -> int:
+    """Return how often torchrun restarts the processes of a pod. The cell's key `retry` sets it."""
+    holders = [*job.training_containers(), job.section("trainer")]
+    variables = (one for holder in holders for one in holder.get("env") or ())
+    found = next((one.get("value") for one in variables if one.get("name") == "PET_MAX_RESTARTS"), None)
+    text = str(job.section("elasticPolicy").get("maxRestarts", found))
+    return int(text) if text.isdecimal() else RESTARTS_PER_NODE
 
 
 def _set_processes(job: Workload, count: int) -> None:

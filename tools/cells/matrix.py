@@ -78,15 +78,22 @@ def leaf(cell: Cell) -> dict[str, str]:
         nodes=cell.nodes,
         job=JOB,
         least=cell.least or cell.nodes,
-        elastic=_TEXTS["elastic"] + IN_PATCH if bounded else "",
+        elastic=_in_patch("elastic") if bounded else "",
         bounds=_TEXTS["bounds"].format(least=cell.least, nodes=cell.nodes) if bounded else "",
-        restarts=_TEXTS["restarts"].format(most=most) + IN_PATCH if retry else "",
+        restarts=_in_patch("restarts", most=most) if retry else "",
+        trainer_restarts=_in_patch("trainer restarts", most=most) if retry else "",
         backoff_limit=most * cell.nodes,
         components=", ".join(f"../../{part}" for part in parts),
         own="" if cell.script else _TEXTS["own"],
     )
     own = {} if cell.script else {"cell.yaml": HEADER + _dump(cell.sections)}
     return {"kustomization.yaml": HEADER + text, **own}
+
+
+def _in_patch(name: str, **values: object) -> str:
+    """Return the operations of a text, which come before others of a leaf's patch."""
+    text: str = _TEXTS[name].format(**values)
+    return text.replace("\n", "\n" + IN_PATCH)
 
 
 def size(instance: Instance) -> dict[str, str]:
