@@ -7,8 +7,9 @@ change of a version. All sources have the Apache License 2.0, and each is pinned
 SHA-256:
 - Native kinds: the package kubernetes-validate. Its wheel has 22 MB in 17,000 files, for 13 versions of
   Kubernetes in four forms. Only the kinds of one version are kept, so it is not a dependency.
-- Other kinds: CustomResourceDefinitions in the Go modules of schema_sources.yaml. Only field names, types and
-  bounds are kept, without descriptions. The PyTorchJob is that of the release that clusters here install.
+- Other kinds: CustomResourceDefinitions in the Go modules of schema_sources.yaml. Only field names, types, bounds
+  and the keys of lists are kept, without descriptions. The PyTorchJob is that of the release that clusters here
+  install.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ruamel.yaml import YAML
 from tools.core import go_build, output, repo
 from tools.core.errors import UserError
 from tools.core.go_build import Progress, Unusable
-from tools.kube.schemas import SHIPPED, file_name
+from tools.kube.schemas import LIST_KEYS, SHIPPED, file_name
 
 KUBERNETES = "1.35.0"  # the version that operator 1.9.4 is tested with
 NATIVE_PACKAGE = "kubernetes-validate"
@@ -179,7 +180,7 @@ def _custom(crd: Schema, definitions: dict[str, Schema], filled: Mapping[str, st
     """Return file name and text of each version of a custom kind."""
     files = {}
     for version in crd["spec"]["versions"]:
-        schema = _strict(_lean(version["schema"]["openAPIV3Schema"]))
+        schema = _strict(_lean(version["schema"]["openAPIV3Schema"], (LIST_KEYS,)))
         schema["properties"].pop("status", None)
         for path, name in filled.items():
             holder = schema
@@ -200,17 +201,18 @@ def _text(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), sort_keys=True) + "\n"
 
 
-def _lean(value: Any) -> Any:
-    """Return a schema without the keys that validators do not read, such as descriptions and extensions."""
+def _lean(value: Any, extensions: Sequence[str] = ()) -> Any:
+    """Return a schema without the keys that validators do not read, such as descriptions and other extensions."""
     if isinstance(value, list):
-        return [_lean(item) for item in value]
+        return [_lean(item, extensions) for item in value]
     if not isinstance(value, dict):
         return value
-    properties = {name: _lean(item) for name, item in (value.get("properties") or {}).items()}
+    properties = {name: _lean(item, extensions) for name, item in (value.get("properties") or {}).items()}
     kept = {
-        key: _lean(item)
+        key: _lean(item, extensions)
         for key, item in value.items()
-        if key not in ("description", "default", "properties", "format") and not key.startswith("x-")
+        if key not in ("description", "default", "properties", "format")
+        and (not key.startswith("x-") or key in extensions)
     }
     if value.get("x-kubernetes-preserve-unknown-fields"):
         kept["additionalProperties"] = True

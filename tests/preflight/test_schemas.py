@@ -136,6 +136,16 @@ def test_a_misspelt_field_is_reported_with_the_right_one(known: Schemas) -> None
     assert fault == schemas.Fault("spec.containers[0].imge", "unknown field; did you mean image?")
 
 
+def test_only_a_custom_kind_refuses_a_second_entry_of_a_list(known: Schemas) -> None:
+    env = "env: [{name: A, value: a}, {name: A, value: b}]"
+    trainer = f"kind: TrainJob\nspec: {{runtimeRef: {{name: a}}, trainer: {{{env}}}}}"
+    job = f"apiVersion: trainer.kubeflow.org/v1alpha1\nmetadata: {{name: a}}\n{trainer}"
+    pod = f"apiVersion: v1\nkind: Pod\nmetadata: {{name: a}}\nspec: {{containers: [{{name: a, {env}}}]}}"
+    job_faults, pod_faults = (known.faults(parse(text, "x").objects[0]) for text in (job, pod))
+    assert job_faults == [schemas.Fault("spec.trainer.env[1]", "an earlier entry of the list has the same name")]
+    assert pod_faults == []
+
+
 @pytest.mark.parametrize(
     ("version", "kind"),
     [

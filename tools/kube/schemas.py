@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from jsonschema import Draft202012Validator, ValidationError, validators  # type: ignore[import-untyped]
 
 from tools.core import repo
 from tools.core.output import short
@@ -24,6 +24,8 @@ from tools.kube.manifests import Object
 SHIPPED = Path(__file__).with_name("schemas.zip")
 VALUE = 60  # characters of a value in a message
 MISSING = "the field is missing"
+LIST_KEYS = "x-kubernetes-list-map-keys"  # the fields by which the API server knows the entries of a custom kind's list
+TWICE = "an earlier entry of the list has the same"
 MOST_FAULTS = 100  # of one object; a person reads no more
 
 
@@ -41,7 +43,7 @@ class Schemas:
     def __init__(self, archive: Path) -> None:
         self._archive = zipfile.ZipFile(archive)
         self._names = set(self._archive.namelist())
-        self._validators: dict[str, Draft202012Validator | None] = {}
+        self._validators: dict[str, Any] = {}
 
     def faults(self, item: Object) -> list[Fault] | None:
         """Return the differences between `item` and its kind's schema, or None if there is no schema.
@@ -60,10 +62,10 @@ class Schemas:
         """Return whether there is a schema for the object's kind."""
         return _file_of(item) in self._names
 
-    def _validator(self, name: str) -> Draft202012Validator | None:
+    def _validator(self, name: str) -> Any:
         if name not in self._validators:
             schema = json.loads(self._archive.read(name)) if name in self._names else None
-            self._validators[name] = None if schema is None else Draft202012Validator(schema)
+            self._validators[name] = None if schema is None else _VALIDATOR(schema)
         return self._validators[name]
 
 
@@ -83,6 +85,19 @@ def _file_of(item: Object) -> str:
     return file_name(group, version, str(item.get("kind")))
 
 
+def _distinct(_: Any, keys: list[str], entries: Any, __: Any) -> Iterator[ValidationError]:
+    """Yield an error for each entry of a list whose keys an earlier one has, as the API server does."""
+    seen = set()
+    for index, entry in enumerate(entries if isinstance(entries, list) else ()):
+        found = json.dumps([entry.get(key) for key in keys], default=str) if isinstance(entry, dict) else None
+        if found in seen:
+            yield ValidationError(f"{TWICE} {' and '.join(keys)}", path=[index])
+        seen.add(found)
+
+
+_VALIDATOR = validators.extend(Draft202012Validator, {LIST_KEYS: _distinct})
+
+
 def _faults(error: Any) -> Iterator[Fault]:
     """Yield the faults in one of jsonschema's errors."""
     path = re.sub(
@@ -100,6 +115,9 @@ def _faults(error: Any) -> Iterator[Fault]:
         for name in wanted:
             if name not in error.instance:
                 yield Fault(f"{path}.{name}".lstrip("."), MISSING)
+        return
+    if error.validator == LIST_KEYS:
+        yield Fault(path, error.message)
         return
     value = short(json.dumps(error.instance, default=str), VALUE)
     if error.validator == "type":

@@ -1,11 +1,11 @@
 """Rules on environment variables: those of the container, of the operator, and of NCCL, EFA and Neuron."""
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 
 from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.facts.environment import Say, guidance
+from tools.kube import schemas
 from tools.kube.manifests import Object
 from tools.preflight.rule import Place, needed, rule
 from tools.preflight.subject import Job, Subject, Template, texts, title
@@ -44,14 +44,27 @@ WORD_PATH = re.compile(r"\.(command|args)\[\d+\]$")
 @rule("env-twice", each="templates")
 def env_twice(subject: Subject, template: Template) -> Iterator[Verdict]:
     for path, container in template.containers():
+        places: dict[str, list[int]] = {}
         entries = container.get("env") or []
-        counts = Counter(entry["name"] for entry in entries)
-        for name in (name for name, count in counts.items() if count > 1):
-            values = [entry.get("value", "(a reference)") for entry in entries if entry["name"] == name]
-            place = Place(template.object, f"{path}.env[{name}]", ", ".join(map(str, values)))
-            yield bad(place, f"{name} is set {counts[name]} times", "keep one")
-        if counts and max(counts.values()) == 1:
-            yield good(Place(template.object, f"{path}.env"), f"{len(counts)} variables, each set once")
+        for index, entry in enumerate(entries):
+            places.setdefault(entry["name"], []).append(index)
+        for name, found in places.items():
+            if len(found) > 1:
+                values = ", ".join(str(entries[index].get("value", "(a reference)")) for index in found)
+                place = Place(template.object, f"{path}.env[{found[-1]}]", values)
+                summary = f"{name} is set {len(found)} times"
+                if _refused(template.item, place.path):
+                    yield bad(place, f"{summary}: the API server refuses it", "keep one")
+                else:
+                    yield doubtful(place, summary, "keep one")
+        if entries and len(places) == len(entries):
+            yield good(Place(template.object, f"{path}.env"), f"{len(entries)} variables, each set once")
+
+
+def _refused(item: Object, path: str) -> bool:
+    """Return whether the API server refuses an entry of a list because an earlier one has the same keys."""
+    faults = schemas.shipped().faults(item) or ()
+    return any(fault.path == path and fault.message.startswith(schemas.TWICE) for fault in faults)
 
 
 @rule("env-overridden", each="jobs")
