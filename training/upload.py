@@ -148,7 +148,7 @@ class _Progress:
         if time.monotonic() - self._said_at >= SAY_EVERY:
             self._said_at = time.monotonic()
             share = self._done[what] / max(1, self._total)
-            self._say(f"{what} {share:.0%} of {self._total / 1e9:.2f} GB")
+            self._say(f"{what} {share:.0%} of {self._total / 2**30:.2f} GiB")
 
 
 def _place(to: str) -> _Place:

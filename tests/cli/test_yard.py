@@ -125,9 +125,17 @@ def test_verdicts_print_their_evidence(capsys: pytest.CaptureFixture[str]) -> No
     assert [state.exit_code for state in (State.PASS, State.FAIL, State.CANNOT_TELL)] == [0, 1, 3]
 
 
+@pytest.mark.parametrize(("number", "shown"), [
+    (0, "0 bytes"), (1, "1 byte"), (1023, "1,023 bytes"), (1024, "1.0 KiB"), (1_500_000, "1.4 MiB"),
+    (3 << 30, "3.0 GiB"), (5 << 50, "5,120.0 TiB"),
+])  # fmt: skip
+def test_bytes_have_binary_units(number: int, shown: str) -> None:
+    assert output.size(number) == shown
+
+
 def test_no_room_on_the_disk_names_both_numbers(tmp_path: Path) -> None:
     preconditions.check_disk(tmp_path / "not" / "yet", parameters=1)
-    with pytest.raises(UserError, match=rf"{tmp_path}: \d+ MB free, 48000000200 MB are needed"):
+    with pytest.raises(UserError, match=rf"{tmp_path}: [\d.,]+ .iB free, 43,655\.7 TiB are needed"):
         preconditions.check_disk(tmp_path / "not" / "yet", parameters=10**15)
 
 

@@ -202,7 +202,7 @@ def test_a_volume_that_is_too_small_is_refused(kube: Kube, nodes: Nodes, web: We
     kube.put([volume, claim], team.name)
     (web.root / "large.bin").write_bytes(LARGE)
     code, _, said = team.yard("stage", f"{web.url}/large.bin", "--to", "small:text/large")
-    assert (code, "needs at least 3.0 MB more" in said) == (1, True), said
+    assert (code, "needs at least 2.9 MiB more" in said) == (1, True), said
     kube.run("delete", "pv", volume["metadata"]["name"], "--wait=false")
     code, _, said = team.yard("stage", str(tmp_path), "--to", "none:text/large")
     assert (code, "has no claim none" in said) == (2, True), said

@@ -216,6 +216,27 @@ def test_help_does_not_import_rich() -> None:
     assert "Commands:" in shown.raw
 
 
+def test_a_ctrl_c_in_the_first_frame_is_not_lost() -> None:
+    """It comes where Python ignores exceptions: in a finalizer while the display starts."""
+    text = """
+import os, signal
+from tools.core import output, terminal
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+class Bar(terminal.Bar):
+    def start(self):
+        super().start()
+        Finalized()
+terminal.Bar = Bar
+with output.attended("yard"), output.activity("working"):
+    print("continues")
+"""
+    shown = screen.python(text)
+    assert (shown.code, "continues" in shown.raw) == (-2, False)
+    assert "\x1b[?25h" in shown.raw.rpartition("\x1b[?25l")[2]
+
+
 @pytest.mark.parametrize("end", ["Ctrl-C", "SIGTERM"])
 def test_an_early_end_gives_the_cursor_back(end: str) -> None:
     text = f"""
@@ -227,6 +248,6 @@ with output.attended("yard"), output.activity("working"):
         os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
 """
-    shown = screen.python(text, keys={"0:00:0[3-9]": b"\x03"} if end == "Ctrl-C" else {})
+    shown = screen.python(text, keys={"working": b"\x03"} if end == "Ctrl-C" else {})
     assert shown.code == (143 if end == "SIGTERM" else -2)
     assert "\x1b[?25h" in shown.raw.rpartition("\x1b[?25l")[2]

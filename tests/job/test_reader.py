@@ -73,7 +73,7 @@ def test_checkpoints_of_a_job_are_read_through_its_pod(
         for name in manifest.files:
             (checkpoints / f"step-{step:08d}" / name).touch()
     assert invoke(["checkpoint", "list", "--job", JOB]) == 0
-    assert "step 3  0.0 MB in 2 files by 1 rank" in capsys.readouterr().out
+    assert "step 3  0 bytes in 2 files by 1 rank" in capsys.readouterr().out
     assert invoke(["checkpoint", "prune", "--job", JOB, "--yes"]) == 0
     assert committed_steps(checkpoints) == [2, 3]
     assert invoke(["checkpoint", "show", "--job", JOB, "--step", "1"]) == 2

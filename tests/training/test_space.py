@@ -66,6 +66,6 @@ def test_the_size_is_that_of_a_checkpoint_and_what_is_there_counts(
     written = sum(path.stat().st_size for path in done.checkpoints.rglob("*.safetensors"))
     assert sizes == [pytest.approx(written, rel=0.05)]
     monkeypatch.setattr(space, "free_bytes", lambda path: 0)
-    with pytest.raises(ConfigError, match=r"do not fit into the 0.00 GB that are free or used by this run"):
+    with pytest.raises(ConfigError, match=r"do not fit into the 0.00 GiB that are free or used by this run"):
         run(texts, ("train.steps=25",), tmp_path / "run", data_root)
     assert committed_steps(done.checkpoints) == [step], "before the first step"

@@ -44,8 +44,8 @@ def command(
     if as_json:
         output.data({"place": asked.place, **found})
         return
-    files, size = output.count(found["files"], "file"), found["bytes"] / 1e6
-    output.line(f"{asked.place}: {files}, {size:,.1f} MB, {found['fetched'] / 1e6:,.1f} MB fetched now")
+    files, size = output.count(found["files"], "file"), output.size(found["bytes"])
+    output.line(f"{asked.place}: {files}, {size}, {output.size(found['fetched'])} fetched now")
     output.line(f"  from {found['source']}")
     output.line(f"  digest {found['digest']}")
 

@@ -13,6 +13,7 @@ from tools.aws import AwsError, Session
 from tools.cluster.inventory import HOURS_A_MONTH, PRICES, Resource
 from tools.cluster.ownership import Row, marks, tags_of
 from tools.cluster.spec import Spec
+from tools.core import output
 
 UNLISTED = "could not be listed"
 GB = 10**9
@@ -56,7 +57,8 @@ def _repositories(session: Session, spec: Spec) -> Iterator[Resource]:
         images = list(session.pages("ecr", "describe_images", "imageDetails", repositoryName=name))
         size = sum(image.get("imageSizeInBytes") or 0 for image in images)
         why = f"other clusters may use it: aws ecr delete-repository --force --repository-name {name}"
-        yield Resource("image repository", name, f"{len(images)} images, {_size(size)}", _gb(size, "ecr_gb_month"), why)
+        detail = f"{len(images)} images, {output.size(size)}"
+        yield Resource("image repository", name, detail, _gb(size, "ecr_gb_month"), why)
 
 
 def _plain(answer: Row) -> dict[str, str]:
@@ -83,7 +85,7 @@ def _logs(session: Session, spec: Spec) -> Iterator[Resource]:
             days = row.get("retentionInDays")
             kept = f"kept for {days} days" if days else "kept for ever"
             why = f"may be needed: aws logs delete-log-group --log-group-name {name}"
-            yield Resource("log group", name, f"{_size(size)}, {kept}", _gb(size, "logs_gb_month"), why)
+            yield Resource("log group", name, f"{output.size(size)}, {kept}", _gb(size, "logs_gb_month"), why)
 
 
 def _runs(session: Session, spec: Spec) -> Iterator[Resource]:
@@ -96,7 +98,8 @@ def _runs(session: Session, spec: Spec) -> Iterator[Resource]:
     if sizes:
         more = next(rows, None) is not None
         why = f"holds checkpoints and models: aws s3 rm --recursive s3://{bucket}/{prefix}"
-        detail = f"{'more than ' if more else ''}{len(sizes):,} objects, {_size(sum(sizes))}, without earlier versions"
+        number = f"{'more than ' if more else ''}{len(sizes):,} objects"
+        detail = f"{number}, {output.size(sum(sizes))}, without earlier versions"
         price = None if more else _gb(sum(sizes), "s3_gb_month")
         yield Resource("runs", f"s3://{bucket}/{prefix}", detail, price, why)
 
@@ -122,10 +125,6 @@ def _addresses(session: Session, spec: Spec) -> Iterator[Resource]:
             used = "in use" if row.get("AssociationId") else "not in use"
             why = f"others may know it: aws ec2 release-address --allocation-id {row['AllocationId']}"
             yield Resource("elastic IP", str(row.get("PublicIp")), used, PRICES["public_ipv4_hour"], why)
-
-
-def _size(amount: float) -> str:
-    return f"{amount / GB:,.1f} GB"
 
 
 def _day(moment: Any) -> str:

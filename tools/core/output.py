@@ -174,6 +174,12 @@ def count(number: int, name: str, plural: str | None = None) -> str:
     return f"{number:,} {name if number == 1 else plural or name + 's'}"
 
 
+def size(nbytes: float) -> str:
+    """Return bytes in the largest binary unit that they fill, such as `1.5 GiB`; less than a KiB as `12 bytes`."""
+    unit = next((power for power in (4, 3, 2, 1) if nbytes >= 1 << 10 * power), 0)
+    return f"{nbytes / (1 << 10 * unit):,.1f} {' KMGT'[unit]}iB" if unit else count(int(nbytes), "byte")
+
+
 def short(value: Any, limit: int = LINE) -> str:
     """Return a value as one line of at most `limit` characters, with secrets masked before it is cut."""
     text = mask(" ".join(str(value).split())[: limit + LONGEST_SECRET])
@@ -269,7 +275,7 @@ class Activity:
             self.painter = None
 
     def _start(self) -> None:
-        with _lock:
+        with _uninterrupted(), _lock:
             _hide()
             _stack.append(self)
             self._show()
@@ -347,6 +353,23 @@ def _hide() -> None:
 
 
 @contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Raise a Ctrl-C of the block at its end: Python drops the exception in a finalizer, as imports have them."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+        yield
+        return
+    typed: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: typed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if typed:
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
 def activity(title: str, **options: Any) -> Iterator[Activity]:
     """Show that something takes time, from now to the end of the block. `look` returns what it is called now.
 
@@ -389,9 +412,10 @@ def repainted(wanted: bool = True) -> Iterator[Repainted]:
     if not (wanted and watched()):
         yield Repainted(None)
         return
-    from tools.core.terminal import Page
+    with _uninterrupted():
+        from tools.core.terminal import Page
 
-    made = Repainted(Page())
+        made = Repainted(Page())
     try:
         with _lock:
             _hide()

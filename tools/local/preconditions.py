@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.cells import locate
-from tools.core import UserError, repo
+from tools.core import UserError, output, repo
 from tools.local import report
 from tools.simulator.local_pod import ADDRESS, LocalPod
 from training.checkpoint.layout import newest_committed
@@ -22,10 +22,9 @@ from training.checkpoint.layout import newest_committed
 if TYPE_CHECKING:
     from training.config import Config
 
-MEGABYTE = 10**6
 CHECKPOINTS_AT_ONCE = 4  # two kept, one being written, one report of weights
 BYTES_A_PARAMETER = 12  # fp32 master weight and two fp32 moments
-OTHER_FILES = 200 * MEGABYTE  # data, logs, compiled kernels
+OTHER_FILES = 200 << 20  # data, logs, compiled kernels
 PORTS_TO_TRY = 100
 ELSEWHERE = "set XDG_RUNTIME_DIR to a directory of your own"
 OTHER_RUN = "run:"  # before a run's name in model.weights
@@ -44,7 +43,7 @@ def check_disk(directory: Path, parameters: int) -> None:
     free = shutil.disk_usage(existing).free
     if free < need:
         raise UserError(
-            f"{existing}: {free // MEGABYTE} MB free, {-(-need // MEGABYTE)} MB are needed"
+            f"{existing}: {output.size(free)} free, {output.size(need)} are needed"
             f" ({CHECKPOINTS_AT_ONCE} checkpoints of {parameters:,} parameters, data and logs)",
             "free some space, or move the checkout to a larger disk",
         )

@@ -27,7 +27,7 @@ def send(kubectl: Kubectl, pod: str, asked: Request, say: Callable[[str], None])
     offer = Offer(Path(asked.source), asked.include)
     if not offer.files:
         raise UserError(f"{asked.source}: there is no file to send")
-    say(f"sending {output.count(len(offer.files), 'file')}, {offer.total / 1e6:,.1f} MB")
+    say(f"sending {output.count(len(offer.files), 'file')}, {output.size(offer.total)}")
     tries, before = 0, 0
     while True:
         try:

@@ -212,7 +212,7 @@ def _build(plan: _Plan, directory: Path, journal: Journal, reporter: Reporter) -
     (directory / INDEX).write_text(replace(index, files={**index.files, **written}).to_json())
     train, heldout = index.splits[TRAIN], index.splits[HELDOUT]
     return (
-        f"{train.documents + heldout.documents:,} documents, {(train.bytes + heldout.bytes) / 1e6:,.1f} MB, "
+        f"{train.documents + heldout.documents:,} documents, {(train.bytes + heldout.bytes) / 2**20:,.1f} MiB, "
         f"{train.tokens + heldout.tokens:,} tokens, {heldout.tokens:,} of them held out; "
         f"scan {scanned - begun:.1f} s, tokenizer {trained - scanned:.1f} s, "
         f"tokens {time.monotonic() - trained:.1f} s"
@@ -261,7 +261,7 @@ def scan_source(source: Source, heldout_fraction: float, reporter: Reporter) -> 
         value = _hash(document_digest(document))
         least, most = min(least, value), max(most, value)
         heldout += value < below
-        reporter.tick(lambda: f"read {counts.documents:,} documents, {counts.bytes / 1e6:,.1f} MB")
+        reporter.tick(lambda: f"read {counts.documents:,} documents, {counts.bytes / 2**20:,.1f} MiB")
     skipped = f" ({counts.skipped()})" if counts.skipped() else ""
     if counts.documents == 0:
         raise DataError(f"data source {source.name}: no documents{skipped} in {source.describe()}")
@@ -278,7 +278,7 @@ def scan_source(source: Source, heldout_fraction: float, reporter: Reporter) -> 
     elif heldout == counts.documents:
         below, heldout = most, heldout - 1
     reporter.say(
-        f"{counts.documents:,} documents, {counts.bytes / 1e6:,.1f} MB, {heldout:,} held out by hash"
+        f"{counts.documents:,} documents, {counts.bytes / 2**20:,.1f} MiB, {heldout:,} held out by hash"
         + (f"; left out: {counts.skipped()}" if skipped else "")
     )
     return Scan(counts, below, heldout)
@@ -355,7 +355,7 @@ def _write_tokens(
     done, number = journal.saved.get("done", 0), journal.saved.get("batches", 0)
 
     def text() -> str:
-        return f"tokenized {done / 1e6:,.1f} of {scan.counts.bytes / 1e6:,.1f} MB"
+        return f"tokenized {done / 2**20:,.1f} of {scan.counts.bytes / 2**20:,.1f} MiB"
 
     batches = itertools.islice(split_batches(source, scan), number, None)
     count = plan.workers or (processors() if scan.counts.bytes >= PROCESSES_BYTES else 1)

@@ -83,7 +83,7 @@ class Source:
     def describe(self) -> str:
         """Return the source's name, number of files and size in words."""
         files = "1 file" if len(self.files) == 1 else f"{len(self.files):,} files"
-        return f"{self.name}: {files}, {'over HTTP' if self.remote else f'{self.size / 1e6:,.1f} MB'}"
+        return f"{self.name}: {files}, {'over HTTP' if self.remote else f'{self.size / 2**20:,.1f} MiB'}"
 
     def fingerprint(self) -> list[list[object]]:
         """Return name, size and time of change of each file, which differ if the data changed."""

@@ -82,7 +82,7 @@ def _fetch(given: argparse.Namespace) -> object:
     say(f"listing {given.source}")
     source, items = items_of(given.source, tuple(given.include), given.no_sign_request, say)
     total = sum(item.size for item in items)
-    say(f"{source}: {'1 file' if len(items) == 1 else f'{len(items):,} files'}, {total / 1e6:,.1f} MB")
+    say(f"{source}: {'1 file' if len(items) == 1 else f'{len(items):,} files'}, {total / 2**20:,.1f} MiB")
     order = Order(source, given.keep_packed, given.replace)
     return asdict(arrive(order, items, given.to, say, threading.Event()))
 

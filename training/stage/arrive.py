@@ -142,7 +142,7 @@ class _Work:
         here += sum(_offset(self._part(number)) for number, _ in self._left())
         self._progress = Progress(sum(item.size for item in items), here, len(items), len(self._done))
         if here:
-            say(f"continuing: {here / 1e6:,.1f} MB are here")
+            say(f"continuing: {here / 2**20:,.1f} MiB are here")
 
     @property
     def fetched(self) -> int:
@@ -185,8 +185,8 @@ class _Work:
         free = _free(self._directory)
         if need > free:
             raise DataError(
-                f"the volume has {free / 1e6:,.1f} MB free, and {self._order.source} needs at least "
-                f"{need / 1e6:,.1f} MB more"
+                f"the volume has {free / 2**20:,.1f} MiB free, and {self._order.source} needs at least "
+                f"{need / 2**20:,.1f} MiB more"
             )
 
     def _is_packed(self, item: Item) -> bool:

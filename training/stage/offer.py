@@ -74,7 +74,7 @@ class Offer:
                     at += len(chunk)
                     out.write(fresh)
                     self.there += len(fresh)
-                    say(f"{self.there / 1e6:,.1f} of {self.total / 1e6:,.1f} MB, {name}")
+                    say(f"{self.there / 2**20:,.1f} of {self.total / 2**20:,.1f} MiB, {name}")
             if at < self._sizes[name]:
                 raise Changed(f"{self.files[name]} became shorter while it was sent")
             _line(out, found.hexdigest())

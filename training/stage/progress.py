@@ -35,8 +35,8 @@ class Progress:
         rate = self.fetched / (now - self._began)
         left = f", {_duration((self._total - done) / rate)} left" if rate and done < self._total else ""
         say(
-            f"{done / 1e6:,.1f} of {self._total / 1e6:,.1f} MB, {self.files:,} of {self._count:,} files, "
-            f"{rate / 1e6:,.1f} MB/s{left}{f', {self.phase}' if self.phase else ''}"
+            f"{done / 2**20:,.1f} of {self._total / 2**20:,.1f} MiB, {self.files:,} of {self._count:,} files, "
+            f"{rate / 2**20:,.1f} MiB/s{left}{f', {self.phase}' if self.phase else ''}"
         )
 
 

@@ -132,7 +132,7 @@ class _Writer:
             raise DataError(f"{self.archive}: {where} is there from another part of the source")
         if size is not None and size > (free := self._free()):
             raise DataError(
-                f"{self.archive}: {where} has {size / 1e6:,.1f} MB, and the volume has {free / 1e6:,.1f} MB"
+                f"{self.archive}: {where} has {size / 2**20:,.1f} MiB, and the volume has {free / 2**20:,.1f} MiB"
             )
         target = self._into / where
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -431,7 +431,7 @@ def _upload(run: Run, step: int) -> None:
             log.info("the model of step %d is already at %s", step, wanted.to)
             return
         done = upload.upload_run(run.directory, wanted.to, step, wanted.merge, wanted.dtype, _say)
-        log.info("uploaded and verified: %d files, %.2f GB, at %s", done.files, done.nbytes / 1e9, done.to)
+        log.info("uploaded and verified: %d files, %.2f GiB, at %s", done.files, done.nbytes / 2**30, done.to)
 
     heartbeat.enter("uploading", step)
     while_others_wait(run.ranks, upload_once if run.ranks.first else None)

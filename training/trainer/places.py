@@ -66,8 +66,8 @@ def _nodes(wanted: Local, run: str, peers: Peers, size: int) -> Nodes:
     if wanted.keep > fits:
         advice = f"nearest value that fits: {fits}" if fits >= FEWEST else f"not even {FEWEST} would fit: free space"
         raise ConfigError(
-            f"{key}.keep is {wanted.keep}, {advice}: one checkpoint takes {each / 1e9:,.2f} GB of {wanted.path} on "
-            f"each node, and {nodes.free() / 1e9:,.2f} GB are free"
+            f"{key}.keep is {wanted.keep}, {advice}: one checkpoint takes {each / 2**30:,.2f} GiB of {wanted.path} on "
+            f"each node, and {nodes.free() / 2**30:,.2f} GiB are free"
         )
     return nodes
 

@@ -40,9 +40,9 @@ def check_space(config: Config, directory: RunDir, size: int) -> None:
     fits = room // max(1, size) - 1
     if most <= fits:
         return
-    wanted = f"{most + 1} checkpoints of {size / 1e9:,.2f} GB (one more than are kept)"
+    wanted = f"{most + 1} checkpoints of {size / 2**30:,.2f} GiB (one more than are kept)"
     raise ConfigError(
-        f"{_advice(config, fits)}: {wanted} do not fit into the {room / 1e9:,.2f} GB that are free or "
+        f"{_advice(config, fits)}: {wanted} do not fit into the {room / 2**30:,.2f} GiB that are free or "
         f"used by this run in {directory.checkpoints}"
     )
 

@@ -104,11 +104,7 @@ def size(checkpoint: checkpoints.Row) -> str:
     """Return a checkpoint's bytes, files, ranks and tokens in one line."""
     tokens = "" if checkpoint["tokens"] is None else f", {checkpoint['tokens']:,} tokens seen"
     files, ranks = output.count(checkpoint["file_count"], "file"), output.count(checkpoint["ranks"], "rank")
-    return f"{megabytes(checkpoint['nbytes'])} in {files} by {ranks}{tokens}"
-
-
-def megabytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB"
+    return f"{output.size(checkpoint['nbytes'])} in {files} by {ranks}{tokens}"
 
 
 def confirm(question: str, names: Sequence[str], yes: bool) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tools.cli.checkpoint._place import Place, is_bucket, megabytes, place
+from tools.cli.checkpoint._place import Place, is_bucket, place
 from tools.core import UserError, output
 from training.checkpoints import Copied
 
@@ -17,4 +17,4 @@ def command(place: Place, to: str, step: int | None, as_json: bool) -> None:
         output.data(found)
         return
     done = "copied and verified" if found["new"] else "is there already"
-    output.line(f"{found['to']}: step {found['step']} {done}, {megabytes(found['nbytes'])}")
+    output.line(f"{found['to']}: step {found['step']} {done}, {output.size(found['nbytes'])}")

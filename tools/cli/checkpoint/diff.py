@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.cli._runs import run_directory
-from tools.cli.checkpoint._place import is_bucket, megabytes
+from tools.cli.checkpoint._place import is_bucket
 from tools.core import UserError, output
 from tools.core.own_module import answer
 from training.checkpoint.layout import committed_steps, step_name
@@ -19,7 +19,7 @@ def command(a: str, b: str, most: int, as_json: bool) -> int:
         output.data(found)
         return int(differs)
     for side, size in zip("ab", found["nbytes"], strict=True):
-        output.line(f"{side.upper()}: {found[side]}, {megabytes(size)} of tensors")
+        output.line(f"{side.upper()}: {found[side]}, {output.size(size)} of tensors")
     output.line(f"tensors: {found['equal']} equal, {len(different)} different, {len(only)} in one of them only")
     ranked = sorted(different, key=lambda row: -1.0 if row["largest"] is None else row["largest"], reverse=True)
     output.table((row["name"], *_change(row)) for row in ranked[:most])

@@ -19,7 +19,7 @@ def command(
     if as_json:
         output.data(written)
         return
-    size = f"{written['tensors']} tensors, {written['nbytes'] / 1e6:,.1f} MB"
+    size = f"{written['tensors']} tensors, {output.size(written['nbytes'])}"
     output.line(f"{written['directory']}: {written['kind']} of step {written['step']}, {size}")
     output.line(f"  digest  {written['digest']}")
     adapter = written["kind"] == "adapter"

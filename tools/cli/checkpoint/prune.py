@@ -1,6 +1,6 @@
 """Delete the checkpoints that the keep rules do not keep."""
 
-from tools.cli.checkpoint._place import Place, confirm, megabytes, place
+from tools.cli.checkpoint._place import Place, confirm, place
 from tools.core import UserError, output
 from training.checkpoints import Superseded
 
@@ -21,7 +21,7 @@ def command(
     given = {name: value for name, value in rules.items() if value is not None}
     found = place.ask("superseded", kind=Superseded, given=given)
     if found["names"]:
-        what = f"{output.count(len(found['names']), 'directory', 'directories')}, {megabytes(found['nbytes'])}"
+        what = f"{output.count(len(found['names']), 'directory', 'directories')}, {output.size(found['nbytes'])}"
         confirm(f"delete {what} in {found['run']}", found["names"], yes)
         found = place.ask("prune", kind=Superseded, names=found["names"], given=given)
     if as_json:

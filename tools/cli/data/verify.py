@@ -23,7 +23,7 @@ def _verdict(path: Path) -> Verdict:
 
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     if size > 1 << 30:
-        output.note(f"reading {size / 1e9:,.1f} GB of {repo.shown(path)}")
+        output.note(f"reading {output.size(size)} of {repo.shown(path)}")
     details: dict[str, Any] = {"directory": str(path)}
     try:
         index = verify(path)

@@ -69,8 +69,8 @@ def _prices(place: Place) -> Iterator[tuple[str, str]]:
 def _checkpoints(plan: Plan) -> list[tuple[str, str]]:
     mean, best, run = plan.between_failures_s, plan.best_interval_s, plan.run
     stall = f"{plan.stall_s:,.{0 if plan.stall_s >= 1 else 1}f} s of training a save"
-    rows = [("checkpoints", f"{_size(plan.checkpoint_bytes)} every {run.save_every:,} steps, {stall}")]
-    rows.append(("storage", f"{_size(plan.stored_bytes)} for {run.kept} kept and one that is being written"))
+    rows = [("checkpoints", f"{output.size(plan.checkpoint_bytes)} every {run.save_every:,} steps, {stall}")]
+    rows.append(("storage", f"{output.size(plan.stored_bytes)} for {run.kept} kept and one that is being written"))
     rows.append(("interruptions", f"one in {duration(mean / 3600)}" if mean else "unknown for this card"))
     if best and plan.step_s:
         rows.append(
@@ -78,10 +78,6 @@ def _checkpoints(plan: Plan) -> list[tuple[str, str]]:
         )
     rows.append(("ETTR", f"{plan.ettr:.1%} of the time trains" if plan.ettr else "unknown"))
     return rows
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / GIB:,.1f} GiB" if nbytes >= GIB else f"{nbytes / 2**20:,.1f} MiB"
 
 
 def _explain(plan: Plan) -> None:

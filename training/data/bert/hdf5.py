@@ -125,7 +125,7 @@ def _write(
 
     def text() -> str:
         rows = writers[TRAIN].rows + writers[HELDOUT].rows
-        return f"copied {rows:,} samples, {done / 1e6:,.0f} of {source.size / 1e6:,.0f} MB"
+        return f"copied {rows:,} samples, {done / 2**20:,.0f} of {source.size / 2**20:,.0f} MiB"
 
     with writers[TRAIN], writers[HELDOUT]:
         for split, file, first, stop in _parts(source.files, settings["heldout_fraction"]):

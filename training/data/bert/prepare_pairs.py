@@ -140,7 +140,7 @@ def _write(
     done = 0
 
     def text() -> str:
-        return f"tokenized {done / 1e6:,.1f} of {scan.counts.bytes / 1e6:,.1f} MB"
+        return f"tokenized {done / 2**20:,.1f} of {scan.counts.bytes / 2**20:,.1f} MiB"
 
     with ExitStack() as stack:
         for name in (TRAIN, HELDOUT):
