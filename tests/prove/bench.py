@@ -41,7 +41,7 @@ NO_PART = {  # of the code, in a result
 }
 LONGEST = 3600.0  # seconds for one row: a machine that others use too is several times slower
 ALL = frozenset(TABLE["claims"])
-ROW = "{:<18}{:<28}{:<36}{:<44}{:>6}"
+ROW = "{:<17} {:<27} {:<35} {:<43} {:>5}"
 NAMED, ELSEWHERE, MISSED = "by its claim", "by another claim", "missed"
 
 
