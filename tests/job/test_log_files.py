@@ -57,6 +57,22 @@ def test_a_log_may_be_packed_or_come_by_a_pipe(yard: Yard, monkeypatch: pytest.M
     assert "oom-device" in yard.out("why", "--log", "wide.log", code=1)
 
 
+@pytest.mark.parametrize(
+    ("shown", "setting"),
+    [
+        ("", "takes at once, shard"),
+        ('  File "/usr/lib/python3/site-packages/transformers/trainer.py", line 2', "--per_device_train_batch_size"),
+        ("[rank0]: [titan] 2026-03-01 10:00:01 - root - INFO - torchtitan version: 0.2.0", "local_batch_size"),
+        ("rank 3: out of memory: CUDA out of memory. Tried to allocate 2.00 GiB.", "parallel.micro_batch_size"),
+        ("entrypoint: OOM killer is off", "takes at once, shard"),
+    ],
+)
+def test_a_remedy_names_the_settings_of_the_trainer_that_wrote_the_log(shown: str, setting: str, yard: Yard) -> None:
+    remedy = yard.json("why", "--log", write("train.log", f"{shown}\n{MEMORY}"), code=1)["causes"][0]["remedy"]
+    assert setting in remedy
+    assert "{" not in remedy
+
+
 def test_the_rank_whose_failure_is_a_cause_comes_before_its_victims(yard: Yard) -> None:
     files = [write("rank0.log", PEER), write("rank1.log", MEMORY), write("rank10.log", PEER)]
     found = yard.json("why", "--log", *files, code=1)

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 
 from tools.kube.manifests import Object
 from tools.simulator.environment import LONGEST, check_size, expand
+from tools.simulator.prefixes import behind_prefixes
 from tools.simulator.shell import SHELLS
 
 
@@ -30,7 +31,7 @@ def command(container: Object) -> list[str]:
 
 def script(container: Object) -> str | None:
     """Return the text that a shell gets with -c, or None for another command."""
-    words = command(container)
+    words = behind_prefixes(command(container), {})[0]
     if not words or PurePosixPath(words[0]).name not in SHELLS:
         return None
     for index, word in enumerate(words[1:-1], start=1):

@@ -295,6 +295,8 @@ class Scope:
                 return ""  # a $(NAME) that Kubernetes did not replace: the shell finds no such command
             case ["cat", name] if (text := self.files.get(name)) is not None:
                 return text
+            case [_, *_, name] if (text := self.files.get(name)) is not None:
+                return filtered(words[:-1], text)
         given = [self.text(one["Word"]) for one in command.get("Redirs", ()) if one["Op"] == "<<<"]
         return filtered(words, given[0]) if given else None
 

@@ -15,13 +15,19 @@ _FIELD = re.compile(r"\{ *+print ++\$(NF|[1-9]|\(NF ?- ?1\)) *+(?:; *+)?\}")
 
 
 def filtered(words: Sequence[str], text: str) -> str | None:
-    """Return what a filter prints for one line of text, or None where that is not known."""
+    """Return what a filter prints for one line of text, or None where that is not known.
+
+    Of several lines, only the first and the last one are known.
+    """
+    match list(words):
+        case ["head" | "tail" as end, "-1" | "-n1"] | ["head" | "tail" as end, "-n", "1"] | ["sed" as end, "-n", "1p"]:
+            return (text.splitlines() or [""])[-1 if end == "tail" else 0]
     if len(text) > LONGEST or "\n" in text or not text.isprintable():
         return None
     match list(words):
         case ["rev"]:
             return text[::-1]
-        case ["cat"] | ["head" | "tail", "-1" | "-n1"] | ["head" | "tail", "-n", "1"]:
+        case ["cat"]:
             return text
         case ["tr", "-dc" | "-cd", "0-9" | "[:digit:]" | "[0-9]"]:
             return "".join(char for char in text if char in "0123456789")

@@ -4,7 +4,7 @@ The command is followed through shells, scripts and prefixes (`script`), and its
 torchrun's terms (`launchers`). Nothing is run. What cannot be known without the pod is said.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePosixPath
@@ -52,15 +52,16 @@ def read(
     files: Mapping[str, str | None] | None = None,
     devices: int = 0,
     complete: bool = False,
+    plain: Set[str] = frozenset(),
 ) -> Launch:
     """Follow a container's command under its environment.
 
-    `files` are the files that the manifest gives the container, by path; `devices` is its number of GPUs;
-    `complete` says that the environment has the image's own variables. Raises BadOptions when a launcher
-    would refuse its options.
+    `files` are the files that the manifest gives the container, by path, and `plain` those without permission to
+    execute them. `devices` is its number of GPUs; `complete` says that the environment has the image's own
+    variables. Raises BadOptions when a launcher would refuse its options, or the command cannot start.
     """
     shown = " ".join(command)
-    follow = partial(script.follow, command, environment, files or {}, complete)
+    follow = partial(script.follow, command, environment, files or {}, complete, plain=plain)
     outcome = follow()
     index, unknown = _main(outcome)
     if index is None:

@@ -119,8 +119,9 @@ def launch_of(pod: Pod, hosts: Hosts, given: Given) -> Launch:
         raise UserError(f"the commands of all pods have more than {MOST_FOLLOWED:,} characters")
     if not pod.spec.get("hostNetwork"):
         known = {"HOSTNAME": pod.spec.get("hostname") or pod.full_name, **known}
-    files = volumes.texts(pod, pod.container, manifests)
-    return launch.read(words, known, files, gpus(pod), complete)
+    files = {**pod.files, **volumes.texts(pod, pod.container, manifests)}
+    plain = volumes.unexecutable(pod, pod.container, manifests)
+    return launch.read(words, known, files, gpus(pod), complete, plain)
 
 
 def _need(pod: Pod, torchrun: Torchrun, *names: str) -> None:

@@ -1,6 +1,8 @@
 """What stands before a program: `env`, `tini --`, `conda run -n x`, this project's entrypoint."""
 
+import contextlib
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -46,7 +48,7 @@ def behind_prefixes(
             parents.append(Parent(AGENT, "all", "the agent starts it"))
             words = script[2:] if script[1:2] == ["--"] else script[1:]
             continue
-        rest = words[1:]
+        rest = _split(words[1:]) if name == "env" else words[1:]
         if name in TABLE["runners"]:
             rest = rest[rest.index("run") + 1 :] if "run" in rest else []
         at = _program(name, rest) if name in PREFIXES else len(rest)
@@ -60,6 +62,19 @@ def behind_prefixes(
             parents.append(Parent(name, kind, f"{name} starts it"))
         words = rest[at:]
     return words, environment, tuple(parents)
+
+
+def _split(words: list[str]) -> list[str]:
+    """Return the words of `env` with those in the text behind -S."""
+    for at, word in enumerate(words):
+        match = re.match(r"-S|--split-string=?", word)
+        if match is None and word.startswith("-"):
+            continue
+        given = [word[match.end() :], *words[at + 1 :]] if match else []
+        given = given[1:] if given[:1] == [""] else given
+        with contextlib.suppress(ValueError):
+            return [*words[:at], *shlex.split(given[0]), *given[1:]] if given else words
+    return words
 
 
 def _program(prefix: str, words: list[str]) -> int:

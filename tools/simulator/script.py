@@ -9,7 +9,7 @@ itself by the last simple command (`shell.final`), dash does not, and a script i
 with bash 5.2 and dash 0.5.12.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from tools.simulator.expansion import LARGEST, Budget, Scope
@@ -39,13 +39,15 @@ def follow(
     files: Mapping[str, str | None],
     complete: bool = False,
     fails: int | None = None,
+    plain: Set[str] = frozenset(),
 ) -> Outcome:
     """Return the programs that a command starts.
 
     `files` are those of the manifest by path; None is a file whose text is not known. `complete`: the
     environment has the image's own variables. `fails` is the index of the program that fails.
+    `plain` are the files that cannot be executed. Raises BadOptions where the container cannot start.
     """
-    run = Run(dict(files), fails)
+    run = Run(dict(files), fails, plain)
     values = {name: value.replace("\0", "") for name, value in environment.items()}
     scope = Scope(Budget(), values, set(values), complete=complete, files=run.files)
     result = Outcome(run.programs, scope)

@@ -12,6 +12,7 @@ from tools.simulator.prefixes import Parent, behind_prefixes
 from tools.simulator.shell import SHELLS, Node, Unreadable, written
 from tools.simulator.shell_flow import Flow
 from tools.simulator.shell_run import BACKGROUND, DEEPEST, ENDLESS, Exit, Return, Run, Started
+from tools.simulator.torchrun import BadOptions
 
 _MORE = "it runs further commands"
 _FORKED = frozenset(("a pipe", "a subshell", BACKGROUND))
@@ -143,6 +144,7 @@ class Shell(Flow):
         name = PurePosixPath(words[0]).name
         if name in SHELLS:
             return self._shell(name, words[1:], environment, parents, given)
+        self._executed(words[0], text, first=not self.name and not above)
         if text is not None and (name.endswith(".sh") or text.startswith("#!")):
             first = text.partition("\n")[0]
             kind = next((kind for kind in SHELLS if re.search(rf"\b{kind}\b", first)), "sh")
@@ -159,6 +161,18 @@ class Shell(Flow):
         if words[:2] in ENDLESS and not background and not any(parent.name == "timeout" for parent in above):
             raise Exit(None)  # nothing behind it runs
         return None
+
+    def _executed(self, path: str, text: str | None, first: bool) -> None:
+        """Raise for a file that cannot be executed. `first`: no shell and no other program starts it."""
+        fault = ""
+        if path in self.run.plain:
+            fault = "its mode lets no user execute it (Permission denied): set defaultMode: 0555"
+        if first and text and not text.startswith("#!"):
+            fault = fault or "it has no #! line (exec format error)"
+        if fault and (self.run.conditions or self.run.may_end):
+            raise Unreadable(f"{path} does not start: {fault}")
+        if fault:
+            raise BadOptions(f"{path} does not start: {fault}")
 
     def _shell(
         self, name: str, words: list[str], environment: dict[str, str], parents: tuple[Parent, ...], given: str

@@ -1,5 +1,6 @@
 """What the shells of one command share while it is followed (`script.follow`): programs, files, limits."""
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from tools.simulator.prefixes import Parent
@@ -43,6 +44,7 @@ class Run:
 
     files: dict[str, str | None]
     fails: int | None
+    plain: Set[str] = frozenset()  # files without permission to execute them
     programs: list[Started] = field(default_factory=list)
     steps: int = 0
     undecided: bool = False

@@ -12,7 +12,7 @@ Names and paths of a manifest are below the directory that they belong to, or an
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -22,6 +22,7 @@ from tools.simulator import environment
 from tools.workload.pod import Pod
 
 CLAIM = "trainyard"
+DEFAULT_MODE = 0o644  # of the files of ConfigMaps, Secrets and projections
 COMPILED = "compiled"  # the emptyDir of base/pytorchjob with compiled kernels
 
 
@@ -103,19 +104,34 @@ def materialise(pod: Pod, manifests: Manifests, shared: Path, directory: Path) -
     return missing
 
 
-def texts(pod: Pod, container: Object, manifests: Manifests) -> dict[str, str]:
-    """Return the files that ConfigMaps and Secrets of the manifests give a container, by path."""
+def texts(
+    pod: Pod, container: Object, manifests: Manifests, wanted: Callable[[int], bool] = lambda mode: True
+) -> dict[str, str]:
+    """Return the files that ConfigMaps and Secrets of the manifests give a container, by path.
+
+    `wanted` chooses them by their mode.
+    """
     by_name = {volume["name"]: volume for volume in pod.spec.get("volumes") or []}
     found: dict[str, str] = {}
     for mount in container.get("volumeMounts") or []:
         inside = PurePosixPath(mount.get("subPath") or ".")
-        for kind, ref in sources(by_name.get(mount["name"]) or {}):
+        volume = by_name.get(mount["name"]) or {}
+        for kind, ref in sources(volume):
             data = manifests.texts(kind, source_name(ref), pod.namespace) or {}
+            modes = {item["key"]: item.get("mode") for item in ref.get("items") or []}
+            usual = ref.get("defaultMode") or (volume.get("projected") or {}).get("defaultMode") or DEFAULT_MODE
             for key, path in _items(ref, data).items():
-                if key in data and PurePosixPath(path).is_relative_to(inside):
+                chosen = key in data and wanted(int(modes.get(key) or usual))
+                if chosen and PurePosixPath(path).is_relative_to(inside):
                     place = PurePosixPath(mount["mountPath"]) / PurePosixPath(path).relative_to(inside)
                     found[str(place)] = data[key]
     return found
+
+
+def unexecutable(pod: Pod, container: Object, manifests: Manifests) -> set[str]:
+    """Return those of `texts` that no user may execute: their mode has none of the bits for it."""
+    found = texts(pod, container, manifests, lambda mode: not mode & 0o111)
+    return set(found)
 
 
 def below(directory: Path, inside: str) -> Path:

@@ -147,6 +147,10 @@ class IndexedJob(Workload):
 def _headless(name: str, job: Workload) -> Nameless | None:
     """Return why the Service `name` of the file gives the job's pods no names, None if it does."""
     found = job.manifests.named("Service", name, job.namespace)
+    other = job.manifests.named("Service", name, None)
+    if found is None and other and job.item["metadata"].get("namespace"):
+        space = other["metadata"]["namespace"]
+        return Nameless(f"the headless Service {name} is in namespace {space}", f"namespace: {job.namespace}")
     if found is None:
         return Nameless(f"the headless Service {name} is not in the file", f"add the Service {name}", False)
     spec: Any = found.get("spec")

@@ -1,7 +1,7 @@
 """A pod as the controller of its kind creates it."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tools.core.errors import UserError
 from tools.kube.manifests import MOST_PODS, Object
@@ -29,6 +29,7 @@ class Pod:
     `role` is the role's name in lower case and `index` the pod's number in its role. `hosts` are the names
     by which other pods of the namespace find this pod, without `.<namespace>.svc.cluster.local`. `main` is
     the name of the training container. `random_end`: the controller adds characters to the pod's name.
+    `files` are those that the controller mounts in each container, by path.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Pod:
     hosts: tuple[str, ...]
     main: str
     random_end: bool = False
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def full_name(self) -> str:

@@ -69,10 +69,14 @@ class TrainJob(Workload):
     def runtime(self) -> Object | None:
         """The runtime that the job names, None if it is not in the file or not of its shape."""
         for item in self.manifests.objects:
-            group = str(item.get("apiVersion")).partition("/")[0]
-            if group == GROUP and f"{item.get('kind')}/{name_of(item)}" == self._wanted:
+            spaces = {one["metadata"].get("namespace") or "" for one in (self.item, item)} - {""}
+            if self._is_wanted(item) and len(spaces) < 2:
                 return None if any(misshapes(item, RUNTIME, "")) else item
         return None
+
+    def _is_wanted(self, item: Object) -> bool:
+        group = str(item.get("apiVersion")).partition("/")[0]
+        return group == GROUP and f"{item.get('kind')}/{name_of(item)}" == self._wanted
 
     @functools.cached_property
     def _jobset(self) -> JobSet:
@@ -239,6 +243,11 @@ class TrainJob(Workload):
         wrong = super()._refused()
         names = [] if wrong else [entry.get("name") for entry in self._trainer.get("env") or []]
         wrong += [f"spec.trainer.env: {name} is reserved for Trainer" for name in names if name in RESERVED]
+        if not wrong and self.runtime is None:
+            there = [one["metadata"].get("namespace") for one in self.manifests.objects if self._is_wanted(one)]
+            own = self.item["metadata"].get("namespace")
+            spaces = [space for space in there if own and space and space != own]
+            wrong += [f"spec.runtimeRef: {self._wanted} is in namespace {space}" for space in spaces]
         jobset = [] if wrong or self.runtime is None else [*self._webhook_faults(), *self._jobset.refused]
         return wrong + [f"{self._wanted}: spec.template.{fault}" for fault in jobset]
 

@@ -6,6 +6,8 @@ plugins/distributed-framework/pytorch/pytorch.go; pkg/webhooks/admission/jobs/mu
 and validate/admit_job.go.
 """
 
+from dataclasses import replace
+
 from tools.kube.manifests import Object
 from tools.workload.launches import launches
 from tools.workload.pod import Pod
@@ -111,8 +113,18 @@ class VolcanoJob(Workload):
         return wrong + [f"spec.plugins.{name}: Volcano has no plugin {name}" for name in unknown]
 
     def _pods(self) -> list[Pod]:
-        hosts = self._hosts()
-        return [self._pod(role, index, hosts) for role in self.roles for index in range(role.replicas)]
+        hosts, files = self._hosts(), self._files()
+        return [
+            replace(self._pod(role, index, hosts), files=files) for role in self.roles for index in range(role.replicas)
+        ]
+
+    def _files(self) -> dict[str, str]:
+        """Return the files of the plugin svc: the hosts of each task, one a line."""
+        named = {} if self.nameless else {role.name: self._host_names(role) for role in self.roles}
+        return {f"/etc/volcano/{name}.host": "\n".join(hosts) for name, hosts in named.items()}
+
+    def _host_names(self, role: Role) -> list[str]:
+        return list(dict.fromkeys(self._host(role, index) for index in range(role.replicas)))
 
     def _host(self, role: Role, index: int) -> str:
         spec = role.template["spec"]
@@ -126,10 +138,9 @@ class VolcanoJob(Workload):
             return []
         found: list[Object] = []
         for role in self.roles:
-            hosts = [self._host(role, index) for index in range(role.replicas)]
-            task = role.name.replace("-", "_").upper()
-            found.append({"name": f"VC_{task}_HOSTS", "value": ",".join(dict.fromkeys(hosts))})
-            found.append({"name": f"VC_{task}_NUM", "value": str(len(dict.fromkeys(hosts)))})
+            hosts, task = self._host_names(role), role.name.replace("-", "_").upper()
+            found.append({"name": f"VC_{task}_HOSTS", "value": ",".join(hosts)})
+            found.append({"name": f"VC_{task}_NUM", "value": str(len(hosts))})
         return found
 
     def _ranks(self, role: Role, index: int) -> list[Object]:

@@ -1,6 +1,7 @@
 """Causes with their evidence, their order and their remedies."""
 
 import enum
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,6 +14,9 @@ from tools.job.snapshot.snapshot import Snapshot
 UNKNOWN_TIME = datetime.max.replace(tzinfo=UTC)  # sorts behind every known time
 LONGEST = 220  # characters of one line of evidence
 CAUSES: dict[str, dict[str, str]] = load("job/diagnosis/causes.yaml")
+TRAINERS: dict[str, dict[str, str]] = load("job/diagnosis/trainers.yaml")
+OWN_TRAINER = "trainyard"
+SETTING = re.compile(r"\{(micro_batch|recompute|learning_rate|clip)\}")
 
 
 class Layer(enum.IntEnum):
@@ -36,7 +40,8 @@ class Cause:
     """One cause: a stable kind (`oom-device`, `unschedulable/nvidia.com/gpu`) and its evidence.
 
     `at` is when it began, if known. `rank` and `pod` are set if it concerns only one. `advice` replaces the
-    remedy of the kind. `confidence` (high, medium or low, and why) is that of a cause read from a log.
+    remedy of the kind. `confidence` (high, medium or low, and why) is that of a cause read from a log. `trainer` is
+    one of trainers.yaml, whose names of settings the remedy has.
     """
 
     kind: str
@@ -48,10 +53,13 @@ class Cause:
     at: datetime | None = None
     advice: str | None = None
     confidence: str | None = None
+    trainer: str = ""
 
     @property
     def remedy(self) -> str:
-        return self.advice or (CAUSES.get(self.kind) or CAUSES[self.kind.partition("/")[0]])["fix"]
+        text = self.advice or (CAUSES.get(self.kind) or CAUSES[self.kind.partition("/")[0]])["fix"]
+        names = TRAINERS.get(self.trainer, {})
+        return SETTING.sub(lambda match: f" ({names[match[1]]})" if match[1] in names else "", text)
 
     @property
     def order(self) -> tuple[int, datetime]:

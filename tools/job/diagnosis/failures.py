@@ -6,7 +6,7 @@ from datetime import datetime
 
 from tools.core.timestamps import epoch, moment
 from tools.job.diagnosis import exit_codes, log_causes, node_health, signs, startup
-from tools.job.diagnosis.cause import Cause, Layer, short
+from tools.job.diagnosis.cause import OWN_TRAINER, Cause, Layer, short
 from tools.job.diagnosis.exit_codes import failure, layer_of, summary_of
 from tools.job.diagnosis.resources import accelerators
 from tools.job.metrics.progress import last_moved
@@ -112,7 +112,8 @@ def _from_record(record: Failure) -> Cause:
         short(f"rank {record.rank} on {record.host}{where}{phase}: {record.exception}: {record.message}"),
         f"from the run's failure records, written {at:%H:%M:%S} UTC",
     ]
-    return failure(kind, f"rank {record.rank}", evidence, record.host, record.rank, at)
+    cause = failure(kind, f"rank {record.rank}", evidence, record.host, record.rank, at)
+    return replace(cause, trainer=OWN_TRAINER if record.phase else "")
 
 
 def _from_status(failed: Failed) -> Cause | None:
@@ -158,7 +159,7 @@ def _from_log(snapshot: Snapshot, failed: Failed) -> Cause | None:
     who = pod.short if found.rank is None else f"rank {found.rank}"
     at = found.line.time or (end.at if end else None)
     cause = failure(kind, who, evidence, found.host or pod.name, found.rank, at)
-    return replace(cause, advice=found.fix)
+    return replace(cause, advice=found.fix, trainer=found.trainer)
 
 
 def _from_code(snapshot: Snapshot, failed: Failed) -> Cause | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from tools.job.diagnosis import log_failures, log_patterns, log_topics, log_tracebacks, signs
-from tools.job.diagnosis.cause import short
+from tools.job.diagnosis.cause import OWN_TRAINER, TRAINERS, short
 from tools.job.diagnosis.exit_codes import KINDS, SIGNALS, UNKNOWN, VICTIMS
 from tools.job.diagnosis.log_failures import Report, Weight
 from tools.job.diagnosis.log_patterns import form
@@ -26,6 +26,7 @@ _END = re.compile(
 # Of a long report, evidence shows its begin, and the first and the last words of what proves its class.
 SHOWN, HEAD, AROUND, PROOF = 170, 50, 15, 50  # characters
 END = 40  # lines at the end of a log: programs stop soon after an error that they cannot handle
+NAMED = 500  # lines at each end of a log that may show its trainer
 WARNED = 6  # lines at the end of a log: a program that waits repeats its warning
 SIGABRT = 6  # a rank aborts itself when one of its collectives has failed
 
@@ -40,6 +41,7 @@ class Found:
     another exception follows. `unsure`: it stands near the end of the log, but the program is not known.
     `guessed`: no pattern knows it, so the class is what it is about, `script` or `crash`. `place` is the last
     frame of its traceback that is in no installed package. `bare`: without its traceback.
+    `trainer` is the one of trainers.yaml that wrote the log.
     """
 
     kind: str
@@ -58,6 +60,7 @@ class Found:
     guessed: bool = False
     bare: bool = False
     place: str = ""
+    trainer: str = ""
 
     @property
     def evidence(self) -> str:
@@ -119,6 +122,19 @@ def first_cause(lines: Iterable[Line]) -> Found | None:
     end of its log is `crash`. None: no line reports an error.
     """
     every = list(lines)
+    found = _first_cause(every)
+    return found and replace(found, trainer=_trainer([found.line, *every[:NAMED], *every[-NAMED:]]))
+
+
+def _trainer(lines: list[Line]) -> str:
+    """Return the trainer that lines of a log show, or an empty text."""
+    if any(_own(line) for line in lines):
+        return OWN_TRAINER
+    seen = ((name, re.compile(row["seen"])) for name, row in TRAINERS.items())
+    return next((name for name, words in seen if any(words.search(line.text) for line in lines)), "")
+
+
+def _first_cause(every: list[Line]) -> Found | None:
     own = [one for one in map(_own, every) if one is not None]
     reports = log_failures.of(every)
     reported = [found for one in reports if one.weight is not Weight.CUT and (found := _found(one))]

@@ -16,7 +16,7 @@ from typing import IO, cast
 from tools.core import State, UserError, moment
 from tools.core.output import count
 from tools.job.diagnosis import exit_codes, log_causes, log_failures, no_steps, performance
-from tools.job.diagnosis.cause import Cause, short
+from tools.job.diagnosis.cause import CAUSES, Cause, short
 from tools.job.diagnosis.explain import Explanation
 from tools.job.diagnosis.log_causes import Found
 from tools.job.snapshot import log_lines
@@ -157,7 +157,8 @@ def _cause(log: LogFile, found: Found, code: int | None) -> Cause:
     evidence += [f"exit code {code}"] if code is not None else []
     at = found.line.time or _time(log, found.line)
     cause = exit_codes.failure(kind, who, evidence, found.host or log.name, rank, at)
-    return replace(cause, advice=found.fix, confidence=found.confidence)
+    advice = found.fix or CAUSES.get(kind, {}).get("fix_of_file")
+    return replace(cause, advice=advice, confidence=found.confidence, trainer=found.trainer)
 
 
 def _place(line: Line) -> str:
