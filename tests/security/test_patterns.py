@@ -25,7 +25,7 @@ import pytest
 
 from tools.core.tables import load
 from tools.image import build_failures
-from tools.job.diagnosis import log_patterns, log_topics, signs
+from tools.job.diagnosis import cause, log_patterns, log_topics, signs
 
 ROOT = Path(__file__).parents[2]
 CALLS = {"compile", "search", "match", "fullmatch", "sub", "subn", "split", "findall", "finditer"}
@@ -81,6 +81,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
     "tools/job/diagnosis/deleted_pods.py": (r"a-(?:(?:master|worker)-)?\d+(?:-\d+)?(?:-\w{5})?",),
     "tools/job/log_rules.py": (),  # the user's own, and ended after a minute
     "tools/new/trainjob.py": (r"training\.kubeflow\.org/[\w-]+|(?<![\w-])a-(?:master|worker)(?![a-z])",),
+    "tools/job/diagnosis/log_causes.py": tuple(row["seen"] for row in cause.TRAINERS.values()),
     "tools/job/diagnosis/log_patterns.py": (
         *map("".join, load("job/diagnosis/log_forms.yaml").values()),
         *(

@@ -205,6 +205,8 @@ def _chosen(found: list[Found]) -> list[Found]:
     known = [one for one in found if not one.guessed and not one.victim]
     if any(one.victim for one in found):  # a rank whose collective has failed aborts itself
         known = [one for one in known if one.kind != "memory-fault" or not form("aborted").search(one.text)]
+    if any(one.kind in ("shared-memory", "oom-host") for one in known):  # which kill the workers of a loader
+        known = [one for one in known if one.kind != "killed"]
     # Another failure may explain these.
     late = ("killed", "memory-fault", "command", *("shared-memory" for one in known if one.kind == "limits"))
     known.sort(key=lambda one: one.kind in late or _of_a_client(one) or bool(form("quiet").search(one.line.text)))
