@@ -139,6 +139,22 @@ def test_a_file_keeps_its_layout_and_gets_what_was_shown(
     assert [one.name for one in tmp_path.iterdir()] == ["job.yaml"]
 
 
+def test_a_file_in_json_without_a_last_newline_keeps_its_layout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker = {"replicas": 1, "template": {"spec": {"containers": [{"name": "pytorch", "image": "a/b:1.2"}]}}}
+    spec = {"nprocPerNode": 8, "pytorchReplicaSpecs": {"Worker": worker}}
+    item = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "a"}, "spec": spec}
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(item, indent=4), encoding="utf-8")
+    invoke(["preflight", "--fix", "-f", str(file)])
+    shown, changed = capsys.readouterr().out, file.read_text(encoding="utf-8")
+    assert '-        "nprocPerNode": 8,\n+        "nprocPerNode": "8",\n' in shown
+    assert "\n\\ No newline at end of file\n" in shown
+    assert json.loads(changed)["spec"]["nprocPerNode"] == "8"
+    assert changed == json.dumps(json.loads(changed), indent=4)
+
+
 def test_standard_input_goes_to_standard_output(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,6 @@ Nothing of an existing directory is lost: facts that were not found, comments an
 part of the platform only grows.
 """
 
-import difflib
 import re
 import shutil
 import tempfile
@@ -56,12 +55,8 @@ def texts(directory: Path, found: Found, seen: Snapshot, source: str) -> dict[st
 
 def difference(directory: Path, new: Mapping[str, str]) -> str:
     """Return the unified diff from the directory as it is to the new texts."""
-    lines: list[str] = []
-    for path, text in sorted(new.items()):
-        old = _read(directory / path)
-        title = repo.shown(directory / path)
-        lines += difflib.unified_diff(old.splitlines(True), text.splitlines(True), title, title)
-    return "".join(lines)
+    paths = ((directory / path, text) for path, text in sorted(new.items()))
+    return "".join(repo.diff(repo.shown(path), _read(path), text) for path, text in paths)
 
 
 def write(directory: Path, new: Mapping[str, str]) -> None:

@@ -2,10 +2,12 @@
 
 import itertools
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 COMPARED, LONGEST = 300, 256  # names, and characters of one: the comparison is slow
+NO_NEWLINE = "\\ No newline at end of file\n"  # the words of diff and git
 
 
 def root() -> Path:
@@ -73,13 +75,14 @@ def shown(path: Path) -> str:
         return str(path)
 
 
-def diff(name: str, old: str | None, new: str | None) -> str:
+def diff(name: str, old: str | None, new: str | None, new_name: str = "") -> str:
     """Return a change of a file as a unified diff; None stands for no file."""
     import difflib
 
-    before, after = ((text or "").splitlines(keepends=True) for text in (old, new))
-    old_name, new_name = ("/dev/null" if text is None else name for text in (old, new))
-    return "".join(difflib.unified_diff(before, after, old_name, new_name))
+    before, after = (re.findall(r"[^\n]*\n|[^\n]+$", text or "") for text in (old, new))
+    names = name if old is not None else "/dev/null", (new_name or name) if new is not None else "/dev/null"
+    lines = difflib.unified_diff(before, after, *names)
+    return "".join(line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}" for line in lines)
 
 
 def write(path: Path, text: str) -> None:

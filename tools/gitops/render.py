@@ -1,6 +1,5 @@
 """Renders a run as Flux does: the cell at the run's commit, with the run's fields in its kustomization."""
 
-import difflib
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,7 +10,7 @@ import yaml  # type: ignore[import-untyped]
 from tools.cells.kustomize import Renderer
 from tools.cells.kustomize_graph import is_kustomization
 from tools.cells.matrix_file import text_of
-from tools.core.errors import UserError
+from tools.core import UserError, repo
 from tools.gitops import git
 from tools.gitops.run_file import FOLDERS, RunFile
 from tools.kube.manifests import Manifests, parse
@@ -32,10 +31,9 @@ def uncommitted(root: Path, run: RunFile, renderer: Renderer) -> str:
     with tempfile.TemporaryDirectory(prefix="trainyard-run-") as directory:
         for name in FOLDERS:
             shutil.copytree(root / name, Path(directory) / name, symlinks=True)
-        here = _built(Path(directory), run, renderer).splitlines(keepends=True)
-    committed = _at_commit(root, run, renderer).splitlines(keepends=True)
-    names = f"{run.cell} at {run.commit[:12]}", f"{run.cell} here"
-    return "".join(difflib.unified_diff(committed, here, *names))
+        here = _built(Path(directory), run, renderer)
+    committed = _at_commit(root, run, renderer)
+    return repo.diff(f"{run.cell} at {run.commit[:12]}", committed, here, f"{run.cell} here")
 
 
 def _at_commit(root: Path, run: RunFile, renderer: Renderer) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from tools.core import State, UserError, Verdict
+from tools.core import State, UserError, Verdict, repo
 from tools.image.dockerfile import parse
 from tools.image.dockerfile.parse import Instruction, Stage
 from tools.image.rules.evaluate import verdicts
@@ -15,7 +15,6 @@ from tools.image.rules.rule import Subject
 from tools.simulator.shell import SHELLS
 
 Texts = dict[Path, str]
-NO_NEWLINE = "\\ No newline at end of file\n"
 # Slow rules that are applied once, after all repairs: they read the whole context, or start hadolint.
 SLOW = ("secrets", "copy", "DL1000", "hadolint")
 
@@ -91,9 +90,7 @@ def shell_of(stage: Stage) -> list[str]:
 def unified_diff(path: Path, before: str, after: str) -> str:
     """Return the change of one file as a diff for `git apply`, with the path from the repository's root."""
     name = _from_root(path.absolute())
-    old, new = (re.findall(r"[^\n]*\n|[^\n]+$", one) for one in (before, after))
-    lines = difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
-    return "".join(line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}" for line in lines)
+    return repo.diff(f"a/{name}", before, after, f"b/{name}")
 
 
 def _from_root(path: Path) -> str:

@@ -1,6 +1,5 @@
 """Write an image's digest into overlays/images, where all cells read their images from."""
 
-import difflib
 import io
 import re
 from pathlib import Path
@@ -41,10 +40,7 @@ def pin(name: str, repository: str, digest: str, root: Path | None = None) -> st
         return ""
     repo.write(path, after)
     shown = FILE.as_posix()
-    lines = difflib.unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{shown}", f"b/{shown}"
-    )
-    return "".join(lines)
+    return repo.diff(f"a/{shown}", before, after, f"b/{shown}")
 
 
 def require(name: str) -> None:

@@ -124,16 +124,14 @@ def repaired_text(text: str, source: str, fix: Fix) -> str:
     if not fix.changes:
         return text
     plain = text.replace("\r\n", "\n")
+    if (written := _json(plain, fix)) is not None:
+        return written
     writer = _writer(plain)
     try:
         documents = list(writer.load_all(plain))
         unchanged = _dumped(writer, documents)
-        items = [item for document in documents for item in _flat(document)]
-        for number, changes in fix.changes.items():
-            for change in changes:
-                # Texts are in quotes where kubectl would read them as another type.
-                value = {"value": mapped(change["value"], _quoted)} if "value" in change else {}
-                apply(items[number], {**change, **value})
+        # Texts are in quotes where kubectl would read them as another type.
+        _change([item for document in documents for item in _flat(document)], fix, _quoted)
         changed = _dumped(writer, documents)
     except YAMLError as problem:
         raise UserError(f"{source}: cannot be written back: {str(problem).splitlines()[0]}") from None
@@ -141,6 +139,26 @@ def repaired_text(text: str, source: str, fix: Fix) -> str:
         if _is(found, source, fix.objects):
             return found.replace("\n", "\r\n") if "\r\n" in text else found
     raise UserError(f"{source}: the repairs cannot be written without other changes", "use its anchors less")
+
+
+def _change(items: list[Any], fix: Fix, written: Callable[[str], str] = str) -> None:
+    """Make the repairs in the objects of a file, with texts as they are `written`."""
+    for number, changes in fix.changes.items():
+        for change in changes:
+            value = {"value": mapped(change["value"], written)} if "value" in change else {}
+            apply(items[number], {**change, **value})
+
+
+def _json(text: str, fix: Fix) -> str | None:
+    """Return the repaired text of a file in JSON with its indentation, None for another file."""
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return None
+    _change(list(_flat(document)), fix)
+    indent = re.search(r"\n( +)\S", text)
+    end = "\n" if text.endswith("\n") else ""
+    return json.dumps(document, indent=len(indent[1]) if indent else None, ensure_ascii=False) + end
 
 
 def _is(text: str, source: str, objects: list[Object]) -> bool:
