@@ -159,7 +159,9 @@ def _from_log(snapshot: Snapshot, failed: Failed) -> Cause | None:
     who = pod.short if found.rank is None else f"rank {found.rank}"
     at = found.line.time or (end.at if end else None)
     cause = failure(kind, who, evidence, found.host or pod.name, found.rank, at)
-    return replace(cause, advice=found.fix, trainer=found.trainer)
+    starts = [*(pod.container_spec.get("command") or []), *(pod.container_spec.get("args") or [])]
+    own = OWN_TRAINER if "training.entrypoint" in starts else ""
+    return replace(cause, advice=found.fix, trainer=found.trainer or own)
 
 
 def _from_code(snapshot: Snapshot, failed: Failed) -> Cause | None:
