@@ -209,4 +209,4 @@ def _lost(outcome: Outcome, follow: Callable[..., Outcome], index: int) -> str:
         return "`wait` without a process number returns 0"
     if any(parent.why == "a pipe" for parent in started.parents):
         return "a pipe has the exit code of its last command, without `set -o pipefail`"
-    return "the script has the exit code of a later command, without `set -e`"
+    return "the script has the exit code of a later command (`|| true`, or no `set -e`)"

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 from tools.core import State, UserError
 from tools.kube.manifests import Manifests, Object
-from tools.simulator import environment, launch, volumes
+from tools.simulator import environment, launch, script, volumes
 from tools.simulator.command_line import option
 from tools.simulator.launch import Launch
 from tools.simulator.local_pod import gpus
+from tools.simulator.shell_run import ENDLESS
 from tools.simulator.torchrun import HYPERPOD, BadOptions, Torchrun
 from tools.workload.hosts import Hosts, NoSuchHost
 from tools.workload.pod import Pod
@@ -122,6 +123,21 @@ def launch_of(pod: Pod, hosts: Hosts, given: Given) -> Launch:
     files = {**pod.files, **volumes.texts(pod, pod.container, manifests)}
     plain = volumes.unexecutable(pod, pod.container, manifests)
     return launch.read(words, known, files, gpus(pod), complete, plain)
+
+
+def endless_init(pod: Pod, manifests: Manifests) -> str:
+    """Return why an init container surely never ends, or an empty text."""
+    for container in pod.spec.get("initContainers") or []:
+        if container.get("restartPolicy") == "Always" or not container.get("command"):
+            continue
+        values = environment.resolve(pod, container, manifests, share=1).values
+        words, known, _ = start_of(container, values, Given())
+        programs = script.follow(words, known, volumes.texts(pod, container, manifests)).programs
+        limited = any(parent.name == "timeout" for one in programs for parent in one.parents)
+        last = programs[-1] if programs and not limited else None
+        if last is not None and last.words[:2] in ENDLESS and not (last.condition or last.background):
+            return f"the init container {container.get('name')} runs `{' '.join(last.words[:2])}`"
+    return ""
 
 
 def _need(pod: Pod, torchrun: Torchrun, *names: str) -> None:

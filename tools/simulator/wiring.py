@@ -12,7 +12,7 @@ from tools.core.secret_patterns import mask
 from tools.facts.instances import NVIDIA
 from tools.simulator.launch import Launch
 from tools.simulator.local_pod import gpus
-from tools.simulator.node import LONGEST_SHOWN, Apart, Finding, Given, Idle, Node, launch_of, node_of
+from tools.simulator.node import LONGEST_SHOWN, Apart, Finding, Given, Idle, Node, endless_init, launch_of, node_of
 from tools.simulator.torchrun import HYPERPOD, BadOptions
 from tools.workload import ControllerFault, Pod, PodsUnknown, Workload
 from tools.workload.hosts import Hosts
@@ -164,6 +164,9 @@ def _pods(job: Workload) -> list[Pod]:
         raise Finding(problem.reason, problem.remedy, State.CANNOT_TELL) from None
     if not pods:
         raise Finding("the job has no pods")
+    for pod in {pod.role: pod for pod in reversed(pods)}.values():
+        if endless := endless_init(pod, job.manifests):
+            raise Finding(f"{pod.name}: it never starts: {endless}", "an init container that ends")
     return pods
 
 
@@ -227,6 +230,8 @@ def _warning(nodes: Sequence[Node]) -> str:
     """Return what is doubtful about a job whose pods meet, or an empty text."""
     for node in nodes:
         devices, torchrun = gpus(node.pod), node.launch.torchrun
+        if torchrun is None and devices > 1 and len(nodes) > 1 and node.launch.launcher:
+            return f"{node.pod.name} requests {devices} GPUs, and {node.launch.launcher} starts one process"
         if torchrun and torchrun.launcher == HYPERPOD and torchrun.nodes()[1] not in (1, len(nodes)):
             return f"hyperpodrun ignores --nnodes {torchrun.nodes()[1]}: the operator says {len(nodes)}"
         if torchrun is not None and node.processes is not None and node.processes < devices:

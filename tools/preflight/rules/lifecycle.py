@@ -231,7 +231,8 @@ def signals(subject: Subject) -> Iterator[Verdict]:
 def exit_code(subject: Subject) -> Iterator[Verdict]:
     for _, place, found in _shell_launches(subject):
         if found.lost:
-            yield bad(place, f"a failure of {found.launcher} is not seen: {found.lost}", "set -eo pipefail")
+            summary = f"a failure of {found.launcher} is not seen: {found.lost}"
+            yield bad(place, summary, "set -eo pipefail, and no `|| true`")
         elif found.signalled is not None:
             yield good(place, f"the container ends with the exit code of {found.launcher}")
 

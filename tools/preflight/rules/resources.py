@@ -295,8 +295,8 @@ def _initialised(subject: Subject, job: Job) -> set[str]:
 
 def _device_names(template: Template) -> set[str]:
     """Return the names of the devices that a pod requests; network interfaces and huge pages are none."""
-    names = {name for name in template.requests if extended(name) and not name.startswith(("hugepages-", EFA))}
-    names = {name for name in names if "rdma" not in name}
+    names = {name for name, count in template.requests.items() if count > 0 and extended(name)}
+    names = {name for name in names if not name.startswith(("hugepages-", EFA)) and "rdma" not in name}
     return names | ({"resource claims"} if template.spec.get("resourceClaims") else set())
 
 
@@ -305,7 +305,9 @@ def processes(subject: Subject, job: Job) -> Iterator[Verdict]:
     for template in job.templates:
         node = subject.node_of(template)
         devices = _devices_for_processes(template)
-        if node is None or node.processes is None or devices is None or node.launch.torchrun is None:
+        if node is None or node.processes is None or devices is None:
+            continue
+        if node.launch.torchrun is None and (template.nodes < 2 or devices < 2):
             continue
         place, remedy = _where_processes(job, template, node, devices)
         if node.processes == devices:
@@ -319,6 +321,8 @@ def processes(subject: Subject, job: Job) -> Iterator[Verdict]:
 def _where_processes(job: Job, template: Template, node: Node, devices: Decimal) -> tuple[Place, str]:
     """Return the place that decides the number of processes, and the remedy. An option wins over the field."""
     launcher, given = ("torchrun", []) if (found := node.launch.torchrun) is None else (found.launcher, found.words)
+    if found is None:
+        return Place(job.object, f"{template.trainer()[0]}.command", node.launch.launcher), "start it with torchrun"
     name = PROCESSES.get(launcher, PROCESSES["torchrun"])
     asked = option(given, [name])
     if asked is None and job.workload.kind in ("PyTorchJob", "HyperPodPyTorchJob"):
