@@ -113,7 +113,7 @@ def test_a_tiny_cell_trains_from_the_hub_and_continues_exactly(hub: WebServer, t
     while len(_losses(run)) < 6:
         assert killed.poll() is None, _log(checkout, "killed")
         assert time.monotonic() < deadline
-        time.sleep(0.1)
+        time.sleep(0.02)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     assert len(_losses(run)) < STEPS, "the control: it was killed before its end"

@@ -59,7 +59,7 @@ class Job:
         self.run, self.process, self.output = run, process, output
         self.behind_entrypoint = "training.entrypoint" in str(process.args)
 
-    def wait(self, timeout: float = 120) -> int:
+    def wait(self, timeout: float = 170) -> int:
         return self.process.wait(timeout)
 
     def records(self) -> list[dict]:

@@ -59,7 +59,8 @@ def test_a_flipped_bit_is_named_before_the_next_save(texts: Texts, data_root: Pa
     for name, who in (("two", (0, 1)), ("three", (2,)), ("nodes", (1, 3))):
         assert committed_steps(tmp_path / name / "checkpoints") == [5], name
         records = [json.loads(path.read_text()) for path in (tmp_path / name / "failures").glob("*.json")]
-        assert {one["rank"] for one in records if one["class"] == "corruption"} == set(who)
+        records = [one for one in records if one["class"] == "corruption"]
+        assert {one["rank"] for one in records} == set(who)
         said = records[0]["message"]
         assert "at step 9, the first is model.layers.1.post_attention_layernorm.weight: " in said
         for rank in who:

@@ -176,7 +176,7 @@ def refused_layout(directory: str) -> None:
 def _rank(request: dict[str, Any], rank: int, scratch: Path) -> int:
     world = request["world"]
     if world > 1:
-        address, limit = f"file://{scratch}/rendezvous", timedelta(seconds=20)
+        address, limit = f"file://{scratch}/rendezvous", timedelta(seconds=60)
         dist.init_process_group("gloo", address, rank=rank, world_size=world, timeout=limit)
     try:
         answer, status = {"result": _named_function(request["function"])(**request["arguments"])}, 0

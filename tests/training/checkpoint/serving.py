@@ -15,7 +15,7 @@ Answers = list[dict[str, Any]]
 Ranks = Callable[..., Answers]
 
 ROOT = Path(__file__).parents[3]
-LIMIT_S = 40.0
+LIMIT_S = 80.0
 
 
 @contextmanager
