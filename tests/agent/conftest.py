@@ -36,7 +36,7 @@ def interpreters() -> dict[str, str]:
 
 def _runs(name: str, version: str) -> bool:
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
-    done = subprocess.run([name, "-ISc", code], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([name, "-ISc", code], capture_output=True, text=True, check=False, timeout=180)
     return done.returncode == 0 and done.stdout.strip() == version
 
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -426,9 +425,7 @@ def test_a_script_that_reports_is_watched_by_its_heartbeat(start: Start, tmp_pat
             time.sleep(0.2)
     """
     one = start(sys.executable, script(tmp_path / "reports.py", text), TRAINYARD_HANG_SECONDS="1")
-    began = time.monotonic()
     assert one.wait() == CODES["hang"], one.err
-    assert time.monotonic() - began < 60
     end = one.end()
     assert (end["class"], end["phase"]) == ("hang", "training")
     assert end["step"] >= 3, "the heartbeat is written once a second"

@@ -213,7 +213,7 @@ def test_whoami_on_the_command_line(moto_server: str) -> None:
     """End to end: a new process, boto3's own configuration, a server behind HTTP."""
     env = {**os.environ, "AWS_ENDPOINT_URL": moto_server, "AWS_REGION": REGION}
     command = [sys.executable, "-m", "tools.cli", "cluster", "whoami"]
-    done = subprocess.run(command, cwd=repo.root(), env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=repo.root(), env=env, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     assert "123456789012" in done.stdout
     assert REGION in done.stdout
@@ -222,5 +222,5 @@ def test_whoami_on_the_command_line(moto_server: str) -> None:
 def test_help_does_not_import_boto3() -> None:
     """`yard cluster --help` is fast."""
     code = "import sys; from tools import cli; cli.invoke(['cluster', '--help']);sys.exit('boto3' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=repo.root(), capture_output=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=repo.root(), capture_output=True, timeout=180, check=False)
     assert done.returncode == 0

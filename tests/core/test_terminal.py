@@ -176,7 +176,7 @@ from tools.core import output
 with output.repainted() as page:
     for name in ("first", "second"):
         page.show(lambda: output.table([("name", "state"), (name, "x" * 100)], head=True))
-        goes_on = page.wait(0.2 if name == "first" else 30.0)
+        goes_on = page.wait(0.2 if name == "first" else 300.0)
     output.note("above")
 output.line(f"continued: {goes_on}")
 """

@@ -38,7 +38,7 @@ def _killed_when(clone: Clone, condition: Callable[[], object], what: str) -> No
         assert time.monotonic() < end, f"never: {what}"
         time.sleep(0.02)
     os.kill(_yard_of(process.pid), signal.SIGKILL)
-    process.communicate(timeout=120)
+    process.communicate(timeout=300)
     assert process.returncode != 0
     while clone.processes():
         assert time.monotonic() < end, f"left behind: {clone.processes()}"

@@ -94,7 +94,7 @@ class Checkout:
     def is_whole(self) -> bool:
         """Return whether the stamp is complete and the installed yard runs."""
         stamp = json.loads((self.venv / "trainyard.json").read_text())
-        done = subprocess.run([self.venv / "bin/yard"], capture_output=True, timeout=60, check=False)
+        done = subprocess.run([self.venv / "bin/yard"], capture_output=True, timeout=180, check=False)
         return bool(stamp) and done.stdout == b"yard, version 0\n"
 
 
@@ -230,7 +230,7 @@ def test_a_killed_setup_starts_from_scratch_when_its_installer_has_ended(
     """SIGKILL leaves the installer running: the next set-up waits for it."""
     first, installer = hanging
     first.kill()
-    first.communicate(timeout=60)
+    first.communicate(timeout=180)
     assert (checkout.venv / "trainyard.json").read_text() == "{}"
     rest = checkout.venv / "rest"
     rest.touch()
@@ -240,7 +240,7 @@ def test_a_killed_setup_starts_from_scratch_when_its_installer_has_ended(
     assert "waiting for another set-up" in second.stderr.readline()
     assert rest.exists(), "the second set-up did not wait"
     os.kill(installer, signal.SIGKILL)
-    report = second.communicate(timeout=120)[1]
+    report = second.communicate(timeout=300)[1]
     assert second.returncode == 0, report
     assert not rest.exists()
     assert checkout.is_whole()
@@ -254,7 +254,7 @@ def test_progress_is_reported_and_sigterm_ends_the_installer(
     while not re.match(r"set-up: +\d+ s, installing; [\d.]+ GiB are free", process.stderr.readline()):
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    report = process.communicate(timeout=120)[1]
+    report = process.communicate(timeout=300)[1]
     assert process.returncode == 130
     assert report.splitlines()[-1] == "set-up: interrupted; the next set-up keeps finished downloads"
     with pytest.raises(ProcessLookupError):

@@ -323,7 +323,7 @@ def test_the_references_are_whole() -> None:
 def test_completion_works_as_the_reference_says() -> None:
     environment = {"PATH": os.environ["PATH"], "_YARD_COMPLETE": "bash_source"}
     command = [sys.executable, "-c", "from tools.cli import main; main()"]
-    shown = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    shown = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180)
     assert "complete -o nosort -F _yard_completion yard" in shown.stdout, shown.stderr
 
 

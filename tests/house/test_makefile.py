@@ -52,7 +52,7 @@ def make(*arguments: str, where: Path = ROOT, **environment: str) -> Made:
     with subprocess.Popen(
         command, cwd=where, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=180)
     return Made(process.pid, process.returncode, stdout, stderr)
 
 

@@ -27,7 +27,7 @@ FORBIDDEN = {
 def tree() -> list[Path]:
     """Return the files that git tracks or would add."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
     if listed.returncode != 0:
         pytest.skip("not a git checkout: clone the repository to run this test")
     paths = [ROOT / name for name in listed.stdout.split("\0") if name]
@@ -72,7 +72,7 @@ def integration(make: Path, script: str, **environment: str) -> subprocess.Compl
     make.chmod(0o755)
     path = {"PATH": f"{make.parent}:{os.environ['PATH']}"}
     where, command = make.parents[1], ["bash", ".ci/run"]
-    return subprocess.run(command, cwd=where, env=path | environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=where, env=path | environment, capture_output=True, text=True, timeout=180)
 
 
 def test_continuous_integration_runs_each_target_once_in_a_clean_environment(make: Path) -> None:

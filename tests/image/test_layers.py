@@ -29,7 +29,7 @@ IMAGES = ("tensorboard", "toolbox", "trainer-cpu", "trainer-cuda", "trainer-neur
 def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("layers")
     program = repo.root() / "images/layers.py"
-    subprocess.run([sys.executable, str(program), str(LOCK), str(out)], check=True, timeout=60)
+    subprocess.run([sys.executable, str(program), str(LOCK), str(out)], check=True, timeout=180)
     return out
 
 

@@ -23,7 +23,7 @@ from tools.cells import kustomize
 from tools.core import repo
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
-SECONDS = 60  # far above what any of these runs needs; ends a test that hangs
+SECONDS = 180  # far above what any of these runs needs; ends a test that hangs
 
 Object = dict[str, Any]
 MakeJob = Callable[..., Object]

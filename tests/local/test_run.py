@@ -139,7 +139,7 @@ def test_a_stop_drains_every_pod(
     pods = ("drains-master-0", "drains-worker-0")
     wait_until(lambda: all((directory / f"waiting-{pod}").exists() for pod in pods), "both pods are up")
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
     assert process.returncode == 128 + number
     assert [(directory / f"drained-{pod}").read_text() for pod in pods] == ["SIGTERM", "SIGTERM"]
     assert "to continue: " in err
@@ -178,7 +178,7 @@ def test_what_a_dead_pod_leaves_is_ended(checkout: Any, make_job: Job, wait_unti
         "run",
         checkout.cell(make_job("orphans", master=True, env={"DO": "orphan", "ON": "0", "ELSE": "wait"})),
     )
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
     assert "was killed by SIGKILL" in one_error(err)
     orphan = int((checkout.run_directory("orphans") / "orphan-orphans-master-0").read_text())
     wait_until(lambda: not os.path.exists(f"/proc/{orphan}"), "the orphan is gone")
@@ -192,7 +192,7 @@ def test_only_one_run_at_a_time(checkout: Any, make_job: Job, wait_until: Callab
     assert second.returncode == 2
     assert f"already being trained here, by process {first.pid}" in one_error(second.stderr)
     first.terminate()
-    first.communicate(timeout=60)
+    first.communicate(timeout=180)
 
 
 def test_a_taken_port_that_was_asked_for_is_an_error(checkout: Any, make_job: Job) -> None:
@@ -216,7 +216,7 @@ def test_two_runs_at_once_meet_at_ports_of_their_own(
     port = jobs[0]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["ports"]
     jobs.append(make_job("second", command=command, env={"DO": "meet"}, port=port[0]["containerPort"]))
     runs = [checkout.start("run", checkout.cell(job)) for job in jobs]
-    ends = [run.communicate(timeout=120) for run in runs]
+    ends = [run.communicate(timeout=300) for run in runs]
     assert [run.returncode for run in runs] == [0, 0], ends
     for name in ("first", "second"):
         directory = checkout.run_directory(name)

@@ -178,7 +178,7 @@ def _race(cache: str, job: str, queue: multiprocessing.Queue[str], over: Event) 
     try:
         with neuron_cache.claimed(Path(cache), job):
             queue.put("got it")
-            over.wait(150)
+            over.wait(600)
     except ConfigError:
         queue.put("refused")
 
@@ -194,9 +194,9 @@ def test_one_of_many_gets_a_dead_owners_cache(cache: Path, monkeypatch: pytest.M
     for racer in racers:
         racer.start()
     try:
-        answers = [queue.get(timeout=120) for _ in racers]
+        answers = [queue.get(timeout=300) for _ in racers]
     finally:
         over.set()
     for racer in racers:
-        racer.join(timeout=60)
+        racer.join(timeout=180)
     assert sorted(answers) == ["got it"] + ["refused"] * 7

@@ -80,7 +80,7 @@ def start(tmp_path: Path, summary: str, *words: str, device: str = "neuron") -> 
         "NEURON_COMPILE_CACHE_URL": str(tmp_path / "cache"), "TRAINYARD_RUN": str(tmp_path / "run"),
     }  # fmt: skip
     command = [sys.executable, "-m", "training.precompile", *words, "--config", str(config)]
-    return subprocess.run(command, cwd=root(), env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=root(), env=environment, capture_output=True, text=True, timeout=180)
 
 
 SHOWS = "import os; print(os.environ['NEURON_EXTRACT_GRAPHS_ONLY'], os.environ['NEURON_COMPILE_CACHE_URL'])"

@@ -84,7 +84,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(start: Trainer, train: Train, tmp_pat
         assert time.monotonic() < deadline, "no checkpoint within 600 s"
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 143, output
     stopped = newest(broken / "checkpoints")
     assert stopped is not None

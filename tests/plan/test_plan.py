@@ -171,7 +171,7 @@ def test_a_submission_asks_on_a_terminal(tmp_path: Path) -> None:
     environment = {**os.environ, "KUBECONFIG": str(tmp_path / "config")}
     with subprocess.Popen(words, cwd=ROOT, env=environment, stdin=inner, stderr=subprocess.PIPE, text=True) as running:
         os.write(outer, b"no\n")
-        _, said = running.communicate(timeout=120)
+        _, said = running.communicate(timeout=300)
     assert running.returncode == 2
     heads, row = said.splitlines()[:2]
     assert heads.split() == ["job", *" ".join(_shown.HEADS).split()]

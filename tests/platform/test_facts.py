@@ -224,7 +224,7 @@ def flux(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[dict[str, A
 
     def ask(cases: list[dict[str, Any]]) -> list[dict[str, str]]:
         done = subprocess.run(
-            [program], input=json.dumps(cases), capture_output=True, text=True, timeout=20, check=True
+            [program], input=json.dumps(cases), capture_output=True, text=True, timeout=180, check=True
         )
         answers: list[dict[str, str]] = json.loads(done.stdout)
         return answers

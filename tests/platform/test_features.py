@@ -257,7 +257,7 @@ def test_components_are_the_same_on_the_oldest_and_newest_kustomize(
         made = above(SMALLEST, component, prefix="we-")
         mine = directory(SMALLEST, component, prefix="we-")
         for program in programs:
-            done = subprocess.run([program, "build", mine], capture_output=True, text=True, timeout=60, check=True)
+            done = subprocess.run([program, "build", mine], capture_output=True, text=True, timeout=180, check=True)
             assert objects(done.stdout) == made
 
 

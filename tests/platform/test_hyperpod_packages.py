@@ -59,7 +59,7 @@ def theirs() -> Callable[..., list[Object]]:
         script = Path(__file__).with_name("hyperpod_models.py")
         command = [str(python), "-W", "ignore", str(script)]
         done = subprocess.run(
-            command, input=json.dumps(questions), capture_output=True, text=True, timeout=120, check=False
+            command, input=json.dumps(questions), capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == 0, done.stderr
         answers: list[Object] = json.loads(done.stdout)

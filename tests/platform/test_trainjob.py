@@ -87,7 +87,7 @@ def test_kubeflows_own_models_read_and_write_them_unchanged(above: Callable[...,
         pytest.skip("needs Kubeflow's SDK: python -m tests.parts.venv tests/cluster/kubeflow/requirements.lock")
     made = [one for cell in CELLS for one in above(cell, FEATURE) if one["kind"] in ("TrainJob", "TrainingRuntime")]
     command = [str(python), str(folder / "client.py"), "models"]
-    done = subprocess.run(command, input=json.dumps(made), capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, input=json.dumps(made), capture_output=True, text=True, timeout=300, check=True)
     assert json.loads(done.stdout) == made
     assert len(made) == 2 * len(CELLS)
 

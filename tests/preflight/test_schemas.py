@@ -67,7 +67,7 @@ def run(kubeconform: Path, unpacked: Path, manifests: str) -> tuple[int, dict[st
     """Run kubeconform: strict, with our files only, a kind without a schema is an error."""
     location = f"{unpacked}/{{{{.Group}}}}_{{{{.ResourceKind}}}}_{{{{.ResourceAPIVersion}}}}.json"
     command = [str(kubeconform), "-strict", "-summary", "-output", "json", "-schema-location", location, "-"]
-    done = subprocess.run(command, input=manifests, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, input=manifests, capture_output=True, text=True, timeout=300, check=False)
     return done.returncode, json.loads(done.stdout)
 
 

@@ -53,7 +53,7 @@ def launch(
     fault: dict[str, Any] | None = None,
     probe: bool = True,
     variables: dict[str, str] | None = None,
-    timeout: float = 120,
+    timeout: float = 300,
     **instructions: Any,
 ) -> Started:
     """Start a script (its text, or its file) in a directory: under torchrun, or with `ranks` 0 by Python alone."""

@@ -39,7 +39,7 @@ class Place:
     def prove(self, *options: str, command: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             self.words("--only", "trains", *options, command=command), cwd=self.directory, env=self.environment(),
-            capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert "Traceback" not in done.stderr
         assert self.left() == []
@@ -223,7 +223,7 @@ def test_an_interrupted_proof_leaves_nothing(number: signal.Signals, place: Plac
             time.sleep(0.05)
         assert place.processes()
         process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=180)
     assert process.returncode == 128 + number
     assert "Traceback" not in errors
     limit = time.monotonic() + 30

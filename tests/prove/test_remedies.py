@@ -48,7 +48,7 @@ def test_every_name_of_a_repair_for_lightning_exists() -> None:
     if python is None:
         pytest.skip("needs Lightning: python -m tests.parts.venv tests/prove/requirements.lock")
     command = [str(python), remedy_names.__file__, str(PATH), "lightning"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
 
 

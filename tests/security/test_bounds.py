@@ -76,7 +76,7 @@ BOMBS = {
 }
 
 
-def limited(*words: str, seconds: float = 60, memory: int = 2 * 2**30) -> subprocess.CompletedProcess[str]:
+def limited(*words: str, seconds: float = 180, memory: int = 2 * 2**30) -> subprocess.CompletedProcess[str]:
     """Run Python with at most `memory` bytes of addresses; libraries alone take a part of them."""
     return subprocess.run(
         [sys.executable, *words],

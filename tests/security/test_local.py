@@ -175,7 +175,7 @@ def test_a_local_run_listens_on_loopback_only(checkout: Any, make_job: Job, wait
     wait_until(up, "both ranks are up", seconds=120)
     seen.update(listening([run.pid]))
     (directory / "go").touch()
-    _, errors = run.communicate(timeout=60)
+    _, errors = run.communicate(timeout=180)
     assert run.returncode == 0, errors
     assert seen
     assert all(ipaddress.ip_address(address).is_loopback for address in seen), seen

@@ -384,7 +384,7 @@ def test_the_probe_tells_enforcement_from_its_absence(tmp_path: Path, held: int,
         assert listener.stdout is not None
         assert listener.stdout.readline() == b"up\n"
         prober = scripts["prober"].replace("/dev/termination-log", str(tmp_path / "log"))
-        subprocess.run([sys.executable, "-c", prober, "127.0.0.1", "0", *ports], check=True, timeout=120)
+        subprocess.run([sys.executable, "-c", prober, "127.0.0.1", "0", *ports], check=True, timeout=300)
     finally:
         listener.kill()
         listener.communicate()

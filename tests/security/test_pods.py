@@ -296,7 +296,7 @@ def test_pods_agree_on_a_random_id(tmp_path: Path) -> None:
     program = "import sys; from pathlib import Path; from training.pod.rendezvous import agreed; "
     command = [sys.executable, "-c", program + "print(agreed(Path(sys.argv[1])))", str(tmp_path / "run")]
     pods = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(6)]
-    ids = {pod.communicate(timeout=60)[0].strip() for pod in pods}
+    ids = {pod.communicate(timeout=180)[0].strip() for pod in pods}
     (first,) = ids
     assert len(first) == 32
     assert stat.S_IMODE((tmp_path / "run" / rendezvous.FILE).stat().st_mode) == 0o600
@@ -338,7 +338,7 @@ def test_torchrun_gets_the_id_of_the_run_and_not_the_operators(tmp_path: Path) -
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "training.entrypoint", sys.executable, str(script)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert done.stdout.strip() == (tmp_path / "run" / rendezvous.FILE).read_text(), done.stderr
 

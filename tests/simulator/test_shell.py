@@ -70,7 +70,7 @@ def test_process_1_is_what_the_real_shell_makes_it(name: str, launcher: Path) ->
     for text in (*SCRIPTS, *(ONLY_BASH if name == "bash" else ())):
         script = text.replace("RUN", RUN)
         launcher.unlink(missing_ok=True)
-        subprocess.run([program, "-c", script], capture_output=True, check=False, timeout=60)
+        subprocess.run([program, "-c", script], capture_output=True, check=False, timeout=180)
         real = launcher.read_text().startswith(f"{os.getpid()} ")
         found = launch.read([name, "-c", script], {})
         seen.add(real)
@@ -85,7 +85,7 @@ def test_a_script_in_a_file_stays_above_its_last_command(launcher: Path, tmp_pat
         for text in (RUN, f"exec {RUN}"):
             (tmp_path / "run.sh").write_text(text + "\n")
             launcher.unlink(missing_ok=True)
-            subprocess.run([shells(name), tmp_path / "run.sh"], check=False, timeout=60)
+            subprocess.run([shells(name), tmp_path / "run.sh"], check=False, timeout=180)
             found = launch.read([name, "/mnt/run.sh"], {}, {"/mnt/run.sh": text + "\n"})
             assert launcher.read_text().startswith(f"{os.getpid()} ") == (found.why == "it is process 1")
 
@@ -112,7 +112,7 @@ def test_a_failure_is_lost_where_the_real_shell_loses_it(
         if "until" in text or "EXIT" in text:
             continue  # it repeats until the launcher succeeds; what a trap at the exit does is not followed
         script = text.replace("RUN", RUN)
-        done = subprocess.run([shells(name), "-c", script], capture_output=True, check=False, timeout=60)
+        done = subprocess.run([shells(name), "-c", script], capture_output=True, check=False, timeout=180)
         found = launch.read([name, "-c", script], {})
         seen.add(done.returncode == 0)
         if bool(found.lost) != (done.returncode == 0):
@@ -153,7 +153,7 @@ def test_sigterm_reaches_the_launcher_as_predicted(script: str, tmp_path: Path) 
     with subprocess.Popen(command, env={"PATH": path}, start_new_session=True) as process:
         wait_for(note, "up")
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=60)
+        process.wait(timeout=180)
     wait_for(note, "got", "end")
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # the sleep
@@ -199,7 +199,7 @@ ENVIRONMENT = {
 @pytest.mark.parametrize("name", ["bash", "dash"])
 def test_words_are_those_of_the_real_shell(name: str, script: str, launcher: Path, tmp_path: Path) -> None:
     environment = {**ENVIRONMENT, "T": str(tmp_path)}
-    subprocess.run([shells(name), "-c", script], env={**os.environ, **environment}, check=True, timeout=60)
+    subprocess.run([shells(name), "-c", script], env={**os.environ, **environment}, check=True, timeout=180)
     real = launcher.read_text().split(" ", 1)[1]
     words = launch.read([name, "-c", script], environment).words[1:]
     assert f"{len(words)} {' '.join(words)}\n" == real

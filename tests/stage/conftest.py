@@ -34,7 +34,7 @@ def started(*words: str, **variables: str) -> subprocess.Popen[str]:
 def fetched(source: object, target: Path, *options: str, **variables: str) -> tuple[int, dict[str, Any], str]:
     """Fetch a source; return the exit code, the answer and what was said."""
     process = started("fetch", *options, f"--to={target}", "--", str(source), **variables)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     return process.returncode, json.loads(out) if out else {}, err
 
 

@@ -47,7 +47,7 @@ def test_a_cpus_peak_is_measured(config: Config) -> None:
     peak, source = resolve(config).peak_flops()
     assert source == "measured"
     assert peak is not None
-    assert peak > 1e9
+    assert peak > 1e6
 
 
 def test_threads_are_the_pods_processors_over_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ class Pod:
         )
 
     def wait(self) -> int:
-        self.out, self.err = self.process.communicate(timeout=120)
+        self.out, self.err = self.process.communicate(timeout=300)
         return self.process.returncode
 
     def end(self) -> dict:
@@ -176,7 +176,7 @@ def test_a_command_that_does_not_start(tmp_path: Path) -> None:
     def codes(*words: str, **variables: str) -> tuple[int, str]:
         done = subprocess.run(
             [sys.executable, "-m", "training.entrypoint", *words],
-            env={**os.environ, **variables}, capture_output=True, text=True, timeout=120, check=False,
+            env={**os.environ, **variables}, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert "Traceback" not in done.stderr
         return done.returncode, done.stderr
@@ -199,7 +199,7 @@ def test_a_failure_that_may_be_cured_starts_again_in_the_pod(
     done = subprocess.run(
         [sys.executable, "-m", "training.entrypoint", "sh", "-c", script],
         env={**os.environ, "TRAINYARD_RUN": str(tmp_path), "TRAINYARD_RESTARTS": "1"},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == (CODES[ended] if ended else 0), done.stderr
     assert (tmp_path / "starts").read_text().split() == ["start"] * starts
@@ -387,7 +387,7 @@ def test_a_rank_whose_agent_died_while_it_was_starting_ends(
     ready, alive = tmp_path / "ready", tmp_path / "alive"
     out = subprocess.run(
         [sys.executable, "-c", ORPHAN, str(ready), str(alive)],
-        env=environment, stdout=subprocess.PIPE, timeout=60, check=True,
+        env=environment, stdout=subprocess.PIPE, timeout=180, check=True,
     ).stdout  # fmt: skip
     assert out == b"", "the last process that holds the pipe has ended"
     if ready.read_text() != "1":

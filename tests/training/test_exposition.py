@@ -190,7 +190,7 @@ def test_process_1_serves_the_metrics_while_its_command_runs(tmp_path: Path) -> 
         with pytest.raises(urllib.error.HTTPError, match="404"):
             get(port, "/run.json")
     finally:
-        _, printed = process.communicate(b"\n", timeout=60)
+        _, printed = process.communicate(b"\n", timeout=180)
     assert process.returncode == 0, printed
     with pytest.raises(urllib.error.URLError):
         get(port)

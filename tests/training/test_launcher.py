@@ -109,7 +109,7 @@ def test_unsafe_forking_is_detected(module: str, reason: str, tmp_path: Path) ->
     paths = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"}
     done = subprocess.run(
         [sys.executable, "-c", PROBE, module],
-        env={**os.environ, **paths}, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, **paths}, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.stdout.strip() == reason, done.stderr
 
@@ -122,7 +122,7 @@ def test_the_trainers_own_tasks_are_safe_to_fork(tmp_path: Path) -> None:
     paths = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}", "TMPDIR": str(deep)}
     done = subprocess.run(
         [sys.executable, "-c", PROBE, "every_task"],
-        env={**os.environ, **paths}, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, **paths}, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.stdout.strip() == "", done.stderr
 

@@ -105,7 +105,7 @@ def test_sharded_initialisation_on_two_ranks_equals_the_whole() -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

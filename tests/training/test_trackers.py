@@ -116,7 +116,7 @@ def test_no_tracker_stops_a_run(
 
 def by_hand(done: RunDir) -> tuple[int, str]:
     words = [sys.executable, "-m", "training.track", "--run", str(done.path)]
-    found = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
+    found = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL)
     return found.returncode, found.stderr
 
 

@@ -118,4 +118,4 @@ def child(corpus: Path, tmp_path: Path) -> Iterator[Callable[..., Child]]:
     for process in children:
         if process.poll() is None:
             process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=180)

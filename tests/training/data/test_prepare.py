@@ -78,7 +78,7 @@ def test_same_text_gives_same_bytes(child: Callable[..., Any], corpus: Path, tmp
         child(root=tmp_path / "one", PYTHONHASHSEED="1", RAYON_NUM_THREADS="1", TZ="UTC"),
         child(root=tmp_path / "two", PYTHONHASHSEED="2", RAYON_NUM_THREADS="3", TZ="Asia/Tokyo"),
     ]
-    first, second = (Path(run.communicate(timeout=60)[0].strip().splitlines()[-1]) for run in runs)
+    first, second = (Path(run.communicate(timeout=180)[0].strip().splitlines()[-1]) for run in runs)
     assert first.name == second.name
     assert contents(first) == contents(second)
     assert len(contents(first)) == 7

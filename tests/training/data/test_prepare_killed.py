@@ -67,7 +67,7 @@ def test_of_two_preparations_the_second_discards_its_own(
     reach(process)
     directory = prepared()
     inode = (directory / "index.json").stat().st_ino
-    output, _ = process.communicate("go on\n", timeout=120)
+    output, _ = process.communicate("go on\n", timeout=300)
     assert process.returncode == 0
     assert output.strip() == str(directory)
     assert names(tmp_path / "data") == [directory.name]
@@ -90,7 +90,7 @@ def test_a_write_that_fails_is_one_error_and_leaves_nothing(
 ) -> None:
     """The limit on a file's size makes a real write fail, as a full disk would."""
     process = child(file_limit=limit)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=300)
     assert process.returncode == 2
     assert output.startswith(f"DataError: cannot write the dataset under {tmp_path / 'data'}")
     assert "File too large" in output

@@ -90,7 +90,7 @@ def stopped(corpus: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.P
     for process in children:
         if process.poll() is None:
             process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=180)
 
 
 def kill(process: subprocess.Popen[str]) -> None:
