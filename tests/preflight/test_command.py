@@ -223,3 +223,14 @@ spec:
             securityContext: {readOnlyRootFilesystem: true, runAsNonRoot: true, runAsUser: 0}
             volumeMounts: [{name: v, mountPath: /TOKEN}, {name: TOKEN, mountPath: /tmp}]
 """
+
+
+@pytest.mark.parametrize(("bounds", "code", "said"), [
+    ("{min: 3, max: 7}", 1, "nodes.max is 7, but 5 nodes cannot train"),
+    ("{min: 1, max: 2}", 0, "elasticPolicy has 2 to 2: the key alone changes no pods"),
+])  # fmt: skip
+def test_sizes_that_the_pods_or_the_batch_do_not_have(
+    bounds: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["preflight", "cpu/llama-tiny", "--set", f"nodes={bounds}"]) == code
+    assert said in capsys.readouterr().out

@@ -90,6 +90,7 @@ def test_a_restarted_container_counts_on(texts: Texts, tmp_path: Path, monkeypat
 @pytest.mark.parametrize(("value", "said"), [
     ("{classes: [config]}", "'config' fails in the same way again; nearest value: "),
     ("{classes: [hangs]}", "'hangs' is not a class that can be retried; nearest value: hang"),
+    ("{classes: transientt}", "'transientt' is not a class that can be retried; nearest value: transient"),
     ("{classes: []}", "is neither transient nor a list of classes"),
     ("{most: -1}", "retry.most"),
     ("{clases: transient}", "did you mean retry.classes?"),

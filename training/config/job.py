@@ -21,7 +21,7 @@ def _classes(value: Any) -> Any:
         raise ValueError(f"{value!r} is neither transient nor a list of classes")
     for one in given:
         if one not in known:
-            near = (difflib.get_close_matches(str(one), known, n=1, cutoff=0.0) or known)[0]
+            near = (difflib.get_close_matches(str(one), ["transient", *known], n=1, cutoff=0.0) or known)[0]
             reason = "fails in the same way again" if one in PERMANENT else "is not a class that can be retried"
             raise ValueError(f"{one!r} {reason}; nearest value: {near}")
     return tuple(given)

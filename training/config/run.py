@@ -207,7 +207,9 @@ class Checkpoint(Kept):
 
 def _prefix(value: str) -> str:
     if not S3_PREFIX.fullmatch(value):
-        raise ValueError(f"{value!r} is not a prefix in a bucket: write s3://bucket/prefix")
+        raise ValueError(
+            f"{value!r} is not a prefix in a bucket (whose name has 3 to 63 characters): write s3://bucket/prefix"
+        )
     return value
 
 

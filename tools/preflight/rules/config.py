@@ -22,7 +22,7 @@ from tools.preflight.subject import Subject, Template, known_kind
 from tools.simulator import wiring
 from tools.simulator.command_line import literals, words
 from tools.simulator.volumes import source_name, sources
-from training.config import DATA, FILES, Config, ConfigError, Track, load_texts
+from training.config import DATA, FILES, Config, ConfigError, Track, elastic, load_texts
 from training.models.counting import trainable_parameters
 from training.models.published import differences
 
@@ -47,7 +47,7 @@ def config(subject: Subject) -> Iterator[Verdict]:
     for template, texts in _configured(subject):
         place = Place(template.object, "model.yaml, hardware.yaml, cell.yaml")
         loaded, world = _loaded(texts), _world_size(subject, template)
-        problem = loaded if isinstance(loaded, ConfigError) else _unshared(loaded, world)
+        problem = loaded if isinstance(loaded, ConfigError) else _unshared(loaded, world, template)
         if problem is not None:
             yield bad(place, str(problem), "correct the configuration")
         elif lacking := _without_device(loaded, template):
@@ -82,10 +82,11 @@ def _differences(loaded: Config | ConfigError, base: Published | None) -> str:
     return f"{base.where}: {'; '.join(found)}" if found else ""
 
 
-def _unshared(loaded: Config, world: int | None) -> ConfigError | None:
+def _unshared(loaded: Config, world: int | None, template: Template) -> ConfigError | None:
     try:
         if world is not None:
             loaded.accumulation(world)
+            elastic.check(loaded, max(1, world // max(1, template.nodes)))
     except ConfigError as problem:
         return problem
     return None

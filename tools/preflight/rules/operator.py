@@ -134,9 +134,13 @@ def _wanted_sizes(subject: Subject) -> str:
 @rule("elastic-flags", each="jobs")
 def elastic_flags(subject: Subject, job: Job) -> Iterator[Verdict]:
     workload, elastic = job.workload, job.spec.get("elasticPolicy") or {}
-    if workload.kind in FIXED and (asked := _wanted_sizes(subject)):
-        place = Place(job.object, "cell.yaml: nodes", asked)
+    asked, bounds = _wanted_sizes(subject), _bounds(job)
+    place = Place(job.object, "cell.yaml: nodes", asked)
+    if workload.kind in FIXED and asked:
         yield bad(place, f"the size of a {workload.kind} is fixed: {FIXED[workload.kind]}", SAME_SIZE)
+    if asked and bounds and asked != f"{bounds[0]} to {bounds[1]}":
+        summary = f"elasticPolicy has {bounds[0]} to {bounds[1]}: the key alone changes no pods"
+        yield bad(place, summary, "set nodes of the cell in overlays/matrix.yaml, then `yard matrix sync`")
     if workload.kind != "PyTorchJob":
         return
     low, high = elastic.get("minReplicas"), elastic.get("maxReplicas")
