@@ -24,7 +24,7 @@ from training.checkpoint.attempt import point_latest
 from training.checkpoint.errors import CheckpointError, UnreachableError, naming
 from training.checkpoint.header import Entry, read_header
 from training.checkpoint.keep import DEFAULT, Rules, superseded
-from training.checkpoint.layout import MANIFEST, Outline, Tensor, step_name
+from training.checkpoint.layout import LATEST, MANIFEST, Outline, Tensor, step_name
 from training.checkpoint.tier import Directory, Tier
 from training.run import signing
 from training.run.directory import RunDir, read_json
@@ -157,10 +157,13 @@ def prune(tier: Tier, given: dict[str, float], names: list[str]) -> Superseded:
 def set_aside(tier: Tier, step: int, *, now: bool) -> Quarantine:
     """Move a step aside, so that no run loads it; without `now` only tell what would be left."""
     _chosen(tier, step)
-    left = [each for each in tier.steps() if each != step]
+    left = [row["step"] for row in listed(tier)["checkpoints"] if row["problem"] is None and row["step"] != step]
     name = tier.quarantine(step) if now else None
-    if now and left and isinstance(tier, Directory):
-        point_latest(tier.path, left[-1], f"{os.getpid():x}")
+    if now and isinstance(tier, Directory):
+        if left:
+            point_latest(tier.path, left[-1], f"{os.getpid():x}")
+        else:
+            (tier.path / LATEST).unlink(missing_ok=True)
     return {"run": tier.place, "step": step, "name": name, "newest": left[-1] if left else None}
 
 

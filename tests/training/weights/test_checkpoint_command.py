@@ -117,7 +117,14 @@ def test_quarantine_moves_a_step_aside(run: RunDir, capsys: pytest.CaptureFixtur
     assert cli.invoke([*words, "20", "--yes", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["newest"] is None
     assert cli.invoke(["checkpoint", "prune", str(run.path), "--keep-bad-days", "0", "--yes"]) == 0
-    assert [path.name for path in run.checkpoints.iterdir()] == ["LATEST"]
+    assert list(run.checkpoints.iterdir()) == []
+
+
+def test_the_newest_step_after_a_quarantine_is_a_good_one(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    (run.checkpoints / "step-00000020" / "MANIFEST.json").unlink()
+    assert cli.invoke(["checkpoint", "quarantine", str(run.path), "--step", "40", "--yes"]) == 0
+    assert "no checkpoint is left, so training would start from scratch" in capsys.readouterr().out
+    assert not (run.checkpoints / "LATEST").exists()
 
 
 @pytest.mark.usefixtures("here")
