@@ -90,6 +90,7 @@ def test_rounded_parts_have_the_rounded_sum() -> None:
     ("words", "code", "message"),
     [
         ((".",), 3, "no run in ."),
+        ((".", "--csv", "--json"), 2, "--csv and --json: the answer has one form"),
         (("./none",), 2, "./none: no such directory"),
         (("half",), 3, "CANNOT TELL: half has no phases of any rank"),
         (("half", "--since", "yesterday"), 2, "--since yesterday: not a time"),
@@ -118,6 +119,8 @@ def test_a_rank_whose_phases_cannot_be_read_is_named(run: RunDir, yard: Yard, tm
     assert invoke(["report", str(run.path), "--to", str(tmp_path / "page.html")]) == 0
     assert part["not_seen"][0] in (tmp_path / "page.html").read_text(encoding="utf-8")
     changes_of(run.heartbeat, 0).unlink()
+    run.run.write_text("")
+    assert "run.json cannot be read: the number of ranks is unknown" in yard("goodput", str(run.path), code=3).err
     write_json(run.run, {"world_size": 3})
     assert "rank 0,2 is not counted" in yard("goodput", str(run.path), code=3).err
 

@@ -217,13 +217,13 @@ def test_calibrates_from_the_logs_of_others(
         (["show", "p6-b200/llama-3-1-8b"], 3, "unknown: B200"),
         (["show", "p5/llama-9"], 2, "no such cell"),
         (["search", "llama-3-1-8b", "--gpus", "p5", "--budget", "1"], 1, "nothing fits"),
-        (["search", "llama-3-1-8b", "--gpus", "p9"], 2, "known: g5, g6"),
+        (["search", "llama-3-1-8b", "--gpus", "p9"], 2, "known: a100, a10g, g5"),
         (
             ["search", "llama-3-1-8b", "--gpus", "p6-b200"],
             2,
             "B200 is a card that tools/facts/cards.yaml does not have",
         ),
-        (["search", "llama-3-1-8b", "--gpus", "L40S, H200", "--deadline", "1d12h"], 0, "p5e.48xlarge"),
+        (["search", "llama-3-1-8b", "--gpus", "l40s, H200", "--deadline", "1d12h"], 0, "p5e.48xlarge"),
         *(
             (["search", "llama-3-1-8b", "--deadline", text], 2, "--deadline 7d")
             for text in ("soon", "0d", "7 d", "-1h", "")

@@ -165,18 +165,23 @@ def read(run: RunDir, kept: int, now: float | None = None) -> Evidence:
     rows, logged = (last_records(path, _MOST_LINES) for path in (run.path / "attempts.jsonl", run.metrics))
     stops = [(one.time, one.kind, one.clock) for one in failure.since(run, 0.0)]
     found = _evidence(ranks, hosts, rows, logged, stops, kept, time.time() if now is None else now)
-    expected = range(min(_world(run), _MOST_RANKS)) if ranks else ()
+    world = _world(run)
+    if world is None:
+        unsure.append("run.json cannot be read: the number of ranks is unknown")
+    expected = range(min(world or 0, _MOST_RANKS)) if ranks else ()
     missing = sorted({*ranks, *expected} - set(found.ranks))
     return replace(found, unsure=[*unsure, *found.unsure], missing=missing)
 
 
-def _world(run: RunDir) -> int:
-    """The number of ranks in run.json; 0 for a script's run, which has none."""
+def _world(run: RunDir) -> int | None:
+    """The number of ranks in run.json; 0 for a script's run, which has none, None for a file that cannot be read."""
     try:
-        world = read_json(run.run).get("world_size")
-    except (OSError, ValueError, AttributeError):
+        world = read_json(run.run).get("world_size", 0)
+    except FileNotFoundError:
         return 0
-    return world if type(world) is int else 0
+    except (OSError, ValueError):
+        return None
+    return world if type(world) is int else None
 
 
 def told(answer: Mapping[str, Any]) -> Evidence:

@@ -20,6 +20,8 @@ UNITS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 def command(
     kubectl: Kubectl, runs_wanted: tuple[str, ...], machine: str | None, since: str | None, as_csv: bool, as_json: bool
 ) -> int:
+    if as_csv and as_json:
+        raise UserError("--csv and --json: the answer has one form", "give one of them")
     start = None if since is None else moment_of(since)
     found: list[Account] = []
     with runs.opened(kubectl, runs_wanted) as (opened, unread):

@@ -28,25 +28,26 @@ def row(plan: Plan | Place) -> tuple[str, ...]:
     )
 
 
-def _memory(plan: Plan | Place) -> str:
+def _memory(plan: Plan | Place, each: str = "") -> str:
     place, need = plan.place, plan.memory if isinstance(plan, Plan) else None
     there = f"{place.room.nbytes / GIB:.1f}" if place.room.nbytes else "unknown"
     needed = f"{need.needed / GIB:.1f}" if need else "unknown"
-    return f"{needed} of {there} GiB{'' if need is None or need.fits else ', does not fit'}"
+    return f"{needed} of {there} GiB{each}{'' if need is None or need.fits else ', does not fit'}"
 
 
 def whole(plan: Plan | Place, explain: bool) -> None:
     """Print everything that is known."""
     place = plan.place
-    machines, gpus, memory, _, tokens, time, _ = row(plan)
+    machines, gpus, _, _, tokens, time, _ = row(plan)
+    memory = _memory(plan, " a process")
     output.line(place.name)
     rows = [("machines", f"{machines}, {output.count(place.gpus, 'process', 'processes')}")]
     if isinstance(plan, Place):
-        rows += [("memory", f"{memory} a process"), ("time", plan.why_unknown), *_prices(place)]
+        rows += [("memory", memory), ("time", plan.why_unknown), *_prices(place)]
         output.table([*rows, ("network", place.network)])
         return
     fits = ", fits" if plan.memory.fits and place.room.nbytes else ""
-    rows += [("memory", f"{memory} a process{fits}"), ("tokens", f"{tokens} in {plan.run.steps:,} steps")]
+    rows += [("memory", f"{memory}{fits}"), ("tokens", f"{tokens} in {plan.run.steps:,} steps")]
     if plan.step_s and plan.tokens_per_s:
         mfu = f", MFU {plan.mfu:.1%}" if plan.mfu else ""
         each = f"{plan.tokens_per_s / place.gpus:,.0f} a {'GPU' if gpus != 'none' else 'process'}"

@@ -71,17 +71,19 @@ def _machines(gpus: str | None, found: matrix.Matrix) -> list[Instance]:
     if gpus is None:
         return list(known.values())
     chosen: dict[str, Instance] = {}
-    for word in (name.strip() for name in gpus.split(",")):
-        names = [name for name, one in every.items() if word in (name, name.partition(".")[0], one.accelerator)]
+    for word in (name.strip().lower() for name in gpus.split(",")):
+        names = [name for name, one in every.items() if word in (name, name.partition(".")[0], _card(one))]
         if not names:
-            families = sorted({name.partition(".")[0] for name in known})
-            raise UserError(
-                f"--gpus {word}: not a family, a type or a card of a machine", f"known: {', '.join(families)}"
-            )
+            words = sorted({name.partition(".")[0] for name in known} | {_card(one) for one in known.values()})
+            raise UserError(f"--gpus {word}: not a family, a type or a card of a machine", f"known: {', '.join(words)}")
         if not known.keys() & names:
             raise UserError(f"--gpus {word}: {every[names[0]].accelerator} is {UNKNOWN_CARD}", WHAT_TO_DO)
         chosen |= {name: known[name] for name in names if name in known}
     return list(chosen.values())
+
+
+def _card(machine: Instance) -> str:
+    return (machine.accelerator or "").lower()
 
 
 def _hours(deadline: str | None) -> float | None:
