@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.parts.alone import alone
 from tools.core import go_build, repo
 
 MODULE, VERSION = "github.com/weaveworks/eksctl", "0.230.0"
@@ -20,13 +21,14 @@ SHA256 = "e6357c8f6ed98a86bfe3c4fd95dfb119ebd5d05bf513b53161f2089d3684a4cf"
 def schema() -> dict[str, Any]:
     """Return the schema. Skip the test where it cannot be fetched."""
     path = repo.root() / ".cache" / f"eksctl-{VERSION}.json"
-    if not path.is_file():
-        try:
-            with go_build.workshop(repo.root()) as environment:
-                directory = go_build.module(MODULE, VERSION, environment, print)
-                path.write_bytes((directory / FILE).read_bytes())
-        except go_build.Unusable as reason:
-            pytest.skip(f"eksctl's schema cannot be fetched ({reason}): install Go, once with the network")
+    with alone(path):
+        if not path.is_file():
+            try:
+                with go_build.workshop(repo.root()) as environment:
+                    directory = go_build.module(MODULE, VERSION, environment, print)
+                    (directory / FILE).replace(path)
+            except go_build.Unusable as reason:
+                pytest.skip(f"eksctl's schema cannot be fetched ({reason}): install Go, once with the network")
     content = path.read_bytes()
     assert hashlib.sha256(content).hexdigest() == SHA256
     found: dict[str, Any] = json.loads(content)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.parts.alone import alone
 from tools import cli
 from tools.cells.kustomize import Renderer
 from tools.cluster import cluster_env, platform
@@ -219,8 +220,9 @@ VERSION = "v1.8.0"  # newer than Flux 2.9.4's; it needs Go 1.26
 def flux(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[dict[str, Any]]], list[dict[str, str]]]:
     """Flux's substitution as a program, built once into the checkout's cache."""
     program = repo.root() / ".cache" / "bin" / f"flux-envsubst-{VERSION}"
-    if not program.exists():
-        _build(program, tmp_path_factory.mktemp("flux"))
+    with alone(program):
+        if not program.exists():
+            _build(program, tmp_path_factory.mktemp("flux"))
 
     def ask(cases: list[dict[str, Any]]) -> list[dict[str, str]]:
         done = subprocess.run(
@@ -241,11 +243,10 @@ def _build(program: Path, work: Path) -> None:
             made = Path(environment["GOBIN"]) / program.name
             command = ["go", "build", "-o", str(made), "."]
             done = subprocess.run(
-                command, cwd=work, env=environment, capture_output=True, text=True, timeout=150, check=False
+                command, cwd=work, env=environment, capture_output=True, text=True, timeout=500, check=False
             )
             if done.returncode != 0:
                 raise go_build.Unusable(done.stderr.strip().splitlines()[-1][:200])
-            program.parent.mkdir(parents=True, exist_ok=True)
             made.replace(program)
     except go_build.Unusable as reason:
         pytest.skip(f"{MODULE} {VERSION} cannot be built ({reason}): install Go 1.26, reach a module proxy")

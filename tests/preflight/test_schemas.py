@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.parts.alone import alone
 from tests.preflight import build_schemas
 from tools.core import go_build, repo
 from tools.core.go_build import Unusable
@@ -39,11 +40,11 @@ def kubeconform() -> Path:
     """The pinned kubeconform, built in the checkout's cache if it is missing."""
     program = repo.root() / ".cache" / "bin" / f"kubeconform-{KUBECONFORM_VERSION}"
     try:
-        if not program.is_file():
-            with go_build.workshop(repo.root()) as environment:
-                built = go_build.install(KUBECONFORM, "kubeconform", KUBECONFORM_VERSION, environment, note)
-                program.parent.mkdir(exist_ok=True)
-                built.replace(program)
+        with alone(program):
+            if not program.is_file():
+                with go_build.workshop(repo.root()) as environment:
+                    built = go_build.install(KUBECONFORM, "kubeconform", KUBECONFORM_VERSION, environment, note)
+                    built.replace(program)
     except (Unusable, OSError) as reason:
         pytest.skip(f"kubeconform cannot be built here ({reason}): install Go 1.24 or newer")
     return program
