@@ -12,7 +12,5 @@ from tools.kube import Kubectl
 def command(kubectl: Kubectl, names: tuple[str, ...], to: Path, machine: str | None, as_json: bool) -> None:
     with runs.opened(kubectl, names) as (found, _):  # with names, all of them are read
         size = report.write(to, found, machine)
-        if as_json:
-            output.data({"file": str(to), "bytes": size, "runs": [one.name for one in found]})
-            return
-        output.line(f"{to}: {output.count(len(found), 'run')}, {size:,} bytes; it needs no other file")
+        line = f"{to}: {output.count(len(found), 'run')}, {size:,} bytes; it needs no other file"
+        output.answer({"file": str(to), "bytes": size, "runs": [one.name for one in found]}, [line], as_json)

@@ -41,13 +41,10 @@ def command(
         here = lookup.in_namespace(kubectl)
         with output.activity(f"staging {asked.place}") as now:
             found = bring.on_cluster(here, asked, image, service_account, environment, timeout, now.at)
-    if as_json:
-        output.data({"place": asked.place, **found})
-        return
     files, size = output.count(found["files"], "file"), output.size(found["bytes"])
-    output.line(f"{asked.place}: {files}, {size}, {output.size(found['fetched'])} fetched now")
-    output.line(f"  from {found['source']}")
-    output.line(f"  digest {found['digest']}")
+    line = f"{asked.place}: {files}, {size}, {output.size(found['fetched'])} fetched now"
+    lines = [line, f"  from {found['source']}", f"  digest {found['digest']}"]
+    output.answer({"place": asked.place, **found}, lines, as_json)
 
 
 def _variable(text: str) -> tuple[str, str]:

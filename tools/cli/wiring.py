@@ -46,7 +46,7 @@ def command(
         if analysis.verdict.state in (State.PASS, State.WARN):
             output.note("starting the job's launchers with a probe; a few seconds")
         verdicts.append(wiring_proof.prove(analysis, pods, knobs.nproc, timeout))
-    _show(verdicts, as_json)
+    output.verdicts(verdicts, as_json)
     return worst(item.state for item in verdicts).exit_code
 
 
@@ -54,11 +54,3 @@ def _not_modelled(one: kinds.Unknown) -> Verdict:
     """Return the verdict on an object whose pods are not looked at."""
     where = one.wrapper or f"{one.item.get('kind')}/{name_of(one.item)}"
     return Verdict(State.CANNOT_TELL, one.reason, [f"{where}: {one.prefix}{one.path or 'kind'}"])
-
-
-def _show(verdicts: list[Verdict], as_json: bool) -> None:
-    if as_json:
-        output.data([verdict.as_dict() for verdict in verdicts])
-        return
-    for verdict in verdicts:
-        output.verdict(verdict)

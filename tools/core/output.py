@@ -11,6 +11,8 @@ Pipes, CI, NO_COLOR, TERM=dumb and narrow terminals get plain lines.
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import json
 import os
 import re
@@ -22,7 +24,7 @@ import threading
 import time
 import traceback
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +142,28 @@ def data(value: Any, indent: int | None = 2, raw: bool = False) -> None:
     _put(text.replace("\x7f", "\\u007f"))  # JSON itself escapes all other characters beyond ASCII
 
 
+def answer(value: Any, lines: Iterable[str], as_json: bool) -> None:
+    """Print an answer: `value` as JSON, or else the lines that say the same."""
+    if as_json:
+        data(value)
+        return
+    for one in lines:
+        line(one)
+
+
+def csv_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Print columns of rows as CSV, without texts of which a spreadsheet makes formulas."""
+    table = io.StringIO()
+    writer = csv.DictWriter(table, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+    block(table.getvalue())
+
+
+def _cell(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value and value[0] in "=+-@\t" else value
+
+
 def ask(question: str, hidden: bool = False) -> str:
     """Return the user's answer to a question on standard error. Raises click.Abort at the end of input."""
     asked = visible(mask(question))
@@ -196,6 +220,15 @@ def verdict(result: Verdict, as_json: bool = False) -> None:
         line(f"  {item}")
     for number, text in enumerate((result.remedy or "").splitlines()):
         line(f"       {text}" if number else f"  fix: {text}")
+
+
+def verdicts(results: Iterable[Verdict], as_json: bool = False) -> None:
+    """Print verdicts, with `as_json` as one list."""
+    if as_json:
+        data([one.as_dict() for one in results])
+        return
+    for one in results:
+        verdict(one)
 
 
 def rule_verdict(result: Verdict, reason: str) -> None:

@@ -13,8 +13,6 @@ def command(place: Place, to: str, step: int | None, as_json: bool) -> None:
         raise UserError("with --job, --to is a bucket: s3://bucket/prefix/run", "yard job cp copies to this machine")
     target = to if is_bucket(to) else str(Path(to).expanduser().absolute())
     found = place.ask("copy", kind=Copied, step=step, to=target)
-    if as_json:
-        output.data(found)
-        return
     done = "copied and verified" if found["new"] else "is there already"
-    output.line(f"{found['to']}: step {found['step']} {done}, {output.size(found['nbytes'])}")
+    line = f"{found['to']}: step {found['step']} {done}, {output.size(found['nbytes'])}"
+    output.answer(found, [line], as_json)

@@ -16,15 +16,13 @@ def command(
     written = answer(["training.export", f"--run={directory}", *options])
     for reason in written["skipped"]:
         output.note(reason)
-    if as_json:
-        output.data(written)
-        return
     size = f"{written['tensors']} tensors, {output.size(written['nbytes'])}"
-    output.line(f"{written['directory']}: {written['kind']} of step {written['step']}, {size}")
-    output.line(f"  digest  {written['digest']}")
+    lines = [f"{written['directory']}: {written['kind']} of step {written['step']}, {size}"]
+    lines.append(f"  digest  {written['digest']}")
     adapter = written["kind"] == "adapter"
     loads = "PeftModel.from_pretrained(base, " if adapter else "AutoModelForCausalLM.from_pretrained("
-    output.line(f'  load it with {loads}"{written["directory"]}")')
+    lines.append(f'  load it with {loads}"{written["directory"]}")')
     if adapter:
         where = directory if isinstance(directory, str) else directory.name
-        output.line(f"  merged with its base: yard checkpoint export {where} --merge --to DIR")
+        lines.append(f"  merged with its base: yard checkpoint export {where} --merge --to DIR")
+    output.answer(written, lines, as_json)

@@ -24,9 +24,6 @@ def command(
         what = f"{output.count(len(found['names']), 'directory', 'directories')}, {output.size(found['nbytes'])}"
         confirm(f"delete {what} in {found['run']}", found["names"], yes)
         found = place.ask("prune", kind=Superseded, names=found["names"], given=given)
-    if as_json:
-        output.data(found)
-        return
     steps = ", ".join(map(str, found["kept"])) or "none"
     done = f"deleted {len(found['names'])}" if found["names"] else "nothing to delete"
-    output.line(f"{found['run']}: {done}; kept steps: {steps}")
+    output.answer(found, [f"{found['run']}: {done}; kept steps: {steps}"], as_json)

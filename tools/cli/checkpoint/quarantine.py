@@ -16,7 +16,4 @@ def command(place: Place, step: int, yes: bool, as_json: bool) -> None:
     )  # fmt: skip
     confirm(f"set step {step} of {found['run']} aside ({left})", [], yes)
     found = place.ask("quarantine", kind=Quarantine, step=step, now=True)
-    if as_json:
-        output.data(found)
-    else:
-        output.line(f"step {step} is kept as {found['name']}; {left}")
+    output.answer(found, [f"step {step} is kept as {found['name']}; {left}"], as_json)

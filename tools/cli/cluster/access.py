@@ -43,13 +43,8 @@ def command(
         if left:
             message = f"EKS accepted the change, but it is not in effect: {left[0].line}"
             raise UserError(message, "repeat the command", 1)
-    if as_json:
-        applied = bool(changes) and not dry_run
-        output.data({"principal": who.arn, "changes": lines, "applied": applied, "others": others})
-    else:
-        output.line(f"{spec.name}: {who.arn}")
-        for line in lines or [f"{access.POLICIES.get(policy, policy)}: exists already"]:
-            output.line(f"  {line}")
-        for line in others:
-            output.line(f"  stays: {line}")
+    applied = bool(changes) and not dry_run
+    shown = lines or [f"{access.POLICIES.get(policy, policy)}: exists already"]
+    shown = [f"{spec.name}: {who.arn}", *(f"  {line}" for line in shown), *(f"  stays: {line}" for line in others)]
+    output.answer({"principal": who.arn, "changes": lines, "applied": applied, "others": others}, shown, as_json)
     return 1 if dry_run and changes else 0

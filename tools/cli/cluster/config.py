@@ -26,7 +26,5 @@ def command(spec: Spec, session: Session, check: bool, verify: bool, as_json: bo
         raise UserError(f"{repo.shown(path)} is {what}", f"yard cluster config {spec.title}", 1)
     if not same:
         path.write_text(text, encoding="utf-8")
-    if as_json:
-        output.data({"file": repo.shown(path), "changed": not same, "remark": remark})
-    else:
-        output.line(f"{repo.shown(path)}: {'up to date' if same else 'written'}")
+    line = f"{repo.shown(path)}: {'up to date' if same else 'written'}"
+    output.answer({"file": repo.shown(path), "changed": not same, "remark": remark}, [line], as_json)

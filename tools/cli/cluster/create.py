@@ -24,7 +24,7 @@ def execute(spec: Spec, session: Session, dry_run: bool, as_json: bool) -> None:
     todo = create.steps(spec, exists)
     words = [" ".join(step.words) for step in todo]
     if dry_run:
-        _report(words, [], as_json)
+        output.answer({"commands": words, "proof": []}, words, as_json)
         return
     with output.activity(f"creating {spec.title}", every=0.0, fraction=output.BRACKETS) as now:
         if exists:
@@ -35,17 +35,10 @@ def execute(spec: Spec, session: Session, dry_run: bool, as_json: bool) -> None:
                 create.proof(session, spec)  # roles belong to a cluster that is there
             hint = f"{create.AGAIN}; yard cluster down {spec.title} deletes the cluster"
             steps.run(step, hint, now.at)
-    _report(words, create.proof(session, spec), as_json)
+    proof = create.proof(session, spec)
+    output.answer({"commands": words, "proof": proof}, proof, as_json)
     creator = principals.caller(session).arn
     if not exists and creator != spec.get("ADMIN_ROLE_ARN"):
         output.note(f"{creator} created the cluster and stays its administrator. To end that:")
         output.note(f"  aws eks delete-access-entry --cluster-name {spec.name} --principal-arn {creator}")
     output.note(f"next: yard cluster kubeconfig {spec.title}")
-
-
-def _report(words: list[str], proof: list[str], as_json: bool) -> None:
-    if as_json:
-        output.data({"commands": words, "proof": proof})
-        return
-    for line in proof or words:
-        output.line(line)

@@ -1,5 +1,6 @@
 """Show, simulate or apply the IAM policies of a cluster's service accounts."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tools.aws import Session
@@ -21,16 +22,16 @@ def command(
         return _simulated([identity.simulate(session, one) for one in accounts], as_json)
     if change:
         return _applied(identity.Roles(session, spec, place), accounts, irsa, dry_run, as_json)
-    if as_json:
-        output.data([vars(one) for one in accounts])
-        return 0
-    for one in accounts:
-        output.line(f"{one.namespace}/{one.name}: {one.purpose}")
-        for statement in one.policy["Statement"]:
-            resources = statement["Resource"]
-            where = resources if isinstance(resources, str) else ", ".join(resources)
-            output.line(f"  {', '.join(statement['Action'])} on {where}")
+    output.answer([vars(one) for one in accounts], (line for one in accounts for line in _lines(one)), as_json)
     return 0
+
+
+def _lines(account: service_accounts.ServiceAccount) -> Iterator[str]:
+    yield f"{account.namespace}/{account.name}: {account.purpose}"
+    for statement in account.policy["Statement"]:
+        resources = statement["Resource"]
+        where = resources if isinstance(resources, str) else ", ".join(resources)
+        yield f"  {', '.join(statement['Action'])} on {where}"
 
 
 def _place(spec: Spec, session: Session) -> Place:

@@ -13,10 +13,8 @@ def command(spec: Spec, session: Session, context: str | None, use: bool, replac
         raise UserError(f"the cluster {spec.name} is {cluster.get('status')}", "wait until it is ACTIVE", 1)
     name = context or spec.title
     entry = kubeconfig.add(session, cluster, name, replace, use)
-    if as_json:
-        output.data({"file": entry.file, "context": name, "changed": entry.changed})
-    else:
-        output.line(f"{entry.file}: context {name} {'written' if entry.changed else 'is up to date'}")
+    line = f"{entry.file}: context {name} {'written' if entry.changed else 'is up to date'}"
+    output.answer({"file": entry.file, "context": name, "changed": entry.changed}, [line], as_json)
     if (cluster.get("resourcesVpcConfig") or {}).get("endpointPublicAccess") is False:
         output.note("the API server is private; reach it from its VPC, a VPN or a bastion host")
     output.note(f"next: kubectl --context {name} get nodes")

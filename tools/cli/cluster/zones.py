@@ -13,10 +13,7 @@ def command(kind: str, vpc: str | None, session: Session, as_json: bool) -> None
     there = offers.offering(session, name)
     spare = offers.spare_addresses(session, vpc)
     rows = sorted(there, key=lambda zone: (-spare.get(zone.name, 0), zone.name))
-    if as_json:
-        output.data([{"name": one.name, "id": one.id, "spare": spare.get(one.name, 0)} for one in rows])
-    else:
-        for one in rows:
-            output.line(f"{one.name}  {one.id}  {spare.get(one.name, 0):,} free addresses")
+    found = [{"name": one.name, "id": one.id, "spare": spare.get(one.name, 0)} for one in rows]
+    output.answer(found, (f"{one['name']}  {one['id']}  {one['spare']:,} free addresses" for one in found), as_json)
     if not rows:
         raise UserError(f"no zone of {session.region} offers {name}", "choose another --region", 1)

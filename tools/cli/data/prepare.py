@@ -31,9 +31,6 @@ def command(
         "documents": sum(split.documents for split in index.splits.values()),
         "tokens": sum(split.tokens for split in index.splits.values()),
     }
-    if as_json:
-        output.data(result)
-        return
-    output.line(f"{repo.shown(directory)}: {result['documents']:,} documents, {result['tokens']:,} tokens")
-    output.line(f"  digest {index.digest}")
-    output.line(f"  next: yard data inspect {repo.shown(directory)}")
+    shown = repo.shown(directory)
+    line = f"{shown}: {result['documents']:,} documents, {result['tokens']:,} tokens"
+    output.answer(result, [line, f"  digest {index.digest}", f"  next: yard data inspect {shown}"], as_json)

@@ -9,11 +9,7 @@ from tools.core import State, Verdict, output, repo
 
 def command(datasets: tuple[Path, ...], as_json: bool) -> int:
     verdicts = [_verdict(path) for path in chosen(datasets)]
-    if as_json:
-        output.data([verdict.as_dict() for verdict in verdicts])
-    else:
-        for verdict in verdicts:
-            output.verdict(verdict)
+    output.verdicts(verdicts, as_json)
     return State.FAIL.exit_code if any(verdict.state is State.FAIL for verdict in verdicts) else 0
 
 

@@ -126,22 +126,17 @@ def _build_remotely(request: build.Request, cleanup: bool, as_json: bool) -> Non
             built = remote_build.build(request, session, now.at)
     finally:
         removed = codebuild.cleanup(session, project, output.note) if cleanup else []
-    if as_json:
-        output.data({**asdict(built), "removed": removed})
-        return
-    output.line(f"pushed {built.name} in {built.seconds:.0f} s, by build {built.id}")
-    output.line(f"digest {built.digest}, read back from ECR")
-    for one in [] if cleanup else built.made:
-        output.line(f"created {one}; --cleanup removes it")
+    lines = [f"pushed {built.name} in {built.seconds:.0f} s, by build {built.id}"]
+    lines.append(f"digest {built.digest}, read back from ECR")
+    lines += [f"created {one}; --cleanup removes it" for one in ([] if cleanup else built.made)]
+    output.answer({**asdict(built), "removed": removed}, lines, as_json)
 
 
 def _clean(repository: str, as_json: bool) -> None:
     project = codebuild.Project.of(repository)
     removed = codebuild.cleanup(Session(project.region), project, output.note)
-    if as_json:
-        output.data({"removed": removed})
-    elif not removed:
-        output.line(f"trainyard created nothing for {repository}")
+    lines = [] if removed else [f"trainyard created nothing for {repository}"]
+    output.answer({"removed": removed}, lines, as_json)
 
 
 def _push(request: build.Request, record: build.Record, quiet: bool) -> dict[str, str]:

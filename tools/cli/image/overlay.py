@@ -22,9 +22,6 @@ def command(directory: Path, image: str, pushes: bool, as_json: bool) -> int:
     output.note(f"{made.name} {'exists' if made.old else 'is built'}: {context.shown(made.image.size)}")
     digest = push.push(made.name, made.name, Engine(), output.note) if pushes else None
     shown = f"{registry.split(made.name)[0]}@{digest}" if digest else made.name
-    if as_json:
-        data = {"name": made.name, "id": made.image.id, "built": not made.old, "digest": digest}
-        output.data({**data, "image": shown})
-    else:
-        output.line(shown)
+    data = {"name": made.name, "id": made.image.id, "built": not made.old, "digest": digest, "image": shown}
+    output.answer(data, [shown], as_json)
     return 0

@@ -24,9 +24,5 @@ def command(image: str, key: str, offline: bool, as_json: bool) -> None:
     if Path(key).is_file() and "COSIGN_PASSWORD" not in os.environ and sys.stdin.isatty():
         variables["COSIGN_PASSWORD"] = output.ask("Password of the key", hidden=True)
     signing.sign(digested, signing.Signer(key, offline=offline), statements, output.note, variables)
-    if as_json:
-        output.data({"image": digested, "attested": sorted(statements)})
-        return
-    output.line(f"signed {digested}")
-    for kind in statements:
-        output.line(f"attested its {signing.SHOWN[kind]}")
+    lines = [f"signed {digested}", *(f"attested its {signing.SHOWN[kind]}" for kind in statements)]
+    output.answer({"image": digested, "attested": sorted(statements)}, lines, as_json)

@@ -22,9 +22,7 @@ def command(kubectl: Kubectl, job: str, path: str, target: Path, as_json: bool) 
         code = 1 if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else 2
         raise UserError(f"{where}: {problem.strerror}", code=code) from None
     copied, total = sum(file.copied for file in files), sum(file.size for file in files)
-    if as_json:
-        facts = {"job": seen.name, "uid": seen.uid, "pod": pod.name, "pod_uid": pod.uid}
-        output.data({**facts, "files": [vars(file) for file in files]})
-        return
-    output.line(f"{output.count(len(files), 'file')}, {total:,} bytes in {target}: all digests are right")
-    output.line(f"  {copied} copied from {pod.name} ({pod.uid}), {len(files) - copied} already here")
+    facts = {"job": seen.name, "uid": seen.uid, "pod": pod.name, "pod_uid": pod.uid}
+    lines = [f"{output.count(len(files), 'file')}, {total:,} bytes in {target}: all digests are right"]
+    lines.append(f"  {copied} copied from {pod.name} ({pod.uid}), {len(files) - copied} already here")
+    output.answer({**facts, "files": [vars(file) for file in files]}, lines, as_json)

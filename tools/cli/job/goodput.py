@@ -1,7 +1,5 @@
 """Show what a run's time was used for: training, or which loss, in seconds and dollars, and what to do."""
 
-import csv
-import io
 import re
 import time
 from datetime import UTC, datetime
@@ -37,7 +35,8 @@ def command(
             unread += account.gaps if account else []
     found.sort(key=lambda one: one.ledger.start)
     if as_csv:
-        _print_csv(found)
+        rows = [one.row() for one in found]
+        output.csv_table(rows, list(rows[0]) if rows else ["run"])
     elif as_json:
         output.data({"since": start, "runs": [one.as_dict() for one in found], "not_seen": unread})
     elif not found:
@@ -85,16 +84,3 @@ def _row(one: Account) -> tuple[str, ...]:
     hours = f"{value['rank_seconds'] / 3600:,.2f}"
     numbers = (str(value["ranks"]), str(value["restarts"]), hours, value["usd"] or "unknown")
     return (output.short(one.name, 63), *numbers, *shares, loss)
-
-
-def _print_csv(found: list[Account]) -> None:
-    rows, table = [one.row() for one in found], io.StringIO()
-    writer = csv.DictWriter(table, list(rows[0]) if rows else ["run"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
-    output.block(table.getvalue())
-
-
-def _cell(value: object) -> object:
-    """Return a value of which a spreadsheet makes no formula."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t" and value else value

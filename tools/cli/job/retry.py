@@ -18,12 +18,8 @@ def command(kubectl: Kubectl, job: str | None, most: int, dry_run: bool, as_json
     output.note(f"{seen.namespace}/{seen.name} ({seen.uid}) failed: {last.cause}: {last.evidence}")
     output.note(f"attempt {len(planned.ledger)} of {most} changes {last.changed}")
     applied = [] if dry_run else retry.carry_out(here, seen, planned.objects, output.note)
-    if as_json:
-        facts = {"job": seen.name, "namespace": here.namespace, "cause": last.cause, "changed": last.changed}
-        objects = [vars(one) for one in applied]
-        attempts = [asdict(one) for one in planned.ledger]
-        output.data({**facts, "applied": not dry_run, "objects": objects, "attempts": attempts})
-        return
-    for one in applied:
-        output.line(f"{here.namespace}/{one}")
-    output.line("would be retried" if dry_run else f"next: yard job status {seen.name} --watch")
+    facts = {"job": seen.name, "namespace": here.namespace, "cause": last.cause, "changed": last.changed}
+    lines = [f"{here.namespace}/{one}" for one in applied]
+    lines.append("would be retried" if dry_run else f"next: yard job status {seen.name} --watch")
+    done = {"applied": not dry_run, "objects": [vars(one) for one in applied]}
+    output.answer({**facts, **done, "attempts": [asdict(one) for one in planned.ledger]}, lines, as_json)

@@ -21,14 +21,9 @@ def command(kubectl: Kubectl, job: str | None, delete: bool, as_json: bool) -> i
         stop.delete(here, found, output.note)
     verb = "deleted" if delete else "suspended"
     uid = found.workload.item["metadata"].get("uid") or found.top["metadata"]["uid"]
-    if as_json:
-        facts = {"job": name, "through": found.title, "namespace": here.namespace, "uid": uid, "result": verb}
-        output.data({**facts, "step": drained.step, "saved": drained.saved, "evidence": drained.evidence})
-    else:
-        output.line(f"{verb}: {here.namespace}/{name} ({uid})")
-        output.line(f"  {drained.evidence}")
-        if not delete and found.workload.kind == "PyTorchJob" and found.owner is None:
-            output.line("next: yard job submit CELL --resume")
-        elif not delete:
-            output.line(f"next: {found.resumption}")
+    facts = {"job": name, "through": found.title, "namespace": here.namespace, "uid": uid, "result": verb}
+    facts |= {"step": drained.step, "saved": drained.saved, "evidence": drained.evidence}
+    is_own = found.workload.kind == "PyTorchJob" and found.owner is None
+    resume = [] if delete else [f"next: {'yard job submit CELL --resume' if is_own else found.resumption}"]
+    output.answer(facts, [f"{verb}: {here.namespace}/{name} ({uid})", f"  {drained.evidence}", *resume], as_json)
     return 3 if not drained.saved and drained.ran else 0

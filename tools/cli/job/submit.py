@@ -193,11 +193,9 @@ def _print_objects(kubectl: Kubectl, applied: list[Applied]) -> None:
 
 
 def _print_applied(kubectl: Kubectl, applied: list[Applied], result: str, as_json: bool) -> None:
-    if as_json:
-        output.data({"result": result, "namespace": kubectl.namespace, "objects": [vars(one) for one in applied]})
-        return
-    _print_objects(kubectl, applied)
-    output.line(f"{result} in namespace {kubectl.namespace}")
+    found = {"result": result, "namespace": kubectl.namespace, "objects": [vars(one) for one in applied]}
+    lines = [f"{kubectl.namespace}/{one}" for one in applied]
+    output.answer(found, [*lines, f"{result} in namespace {kubectl.namespace}"], as_json)
 
 
 def _print_followed(kubectl: Kubectl, applied: list[Applied], followed: Followed, as_json: bool) -> int:

@@ -51,11 +51,8 @@ def command(
         url = f"https://{tensorboard.NAME}.{here.namespace}.svc:{tensorboard.HTTPS}"
         output.note(f"in the cluster: {url}, with a name and a password of tensorboard-login")
     if no_forward:
-        words = here.words("port-forward", f"service/{tensorboard.NAME}", f"{port}:{tensorboard.PORT}")
-        if as_json:
-            output.data({**facts, "next": " ".join(words)})
-        else:
-            output.line(f"next: {' '.join(words)}")
+        words = " ".join(here.words("port-forward", f"service/{tensorboard.NAME}", f"{port}:{tensorboard.PORT}"))
+        output.answer({**facts, "next": words}, [f"next: {words}"], as_json)
         return
     with tensorboard.forwarded(here, port, output.note) as answer:
         _serve(answer, facts, "Ctrl-C closes it, --stop removes it", as_json)
@@ -64,19 +61,12 @@ def command(
 def _serve(answer: tuple[str, str], facts: Mapping[str, object], ends: str, as_json: bool) -> None:
     """Tell the URL, and wait for a signal."""
     url, directory = answer
-    if as_json:
-        output.data({**facts, "url": url, "reads": directory})
-    else:
-        output.line(f"{url} (reads {directory}); {ends}")
+    output.answer({**facts, "url": url, "reads": directory}, [f"{url} (reads {directory}); {ends}"], as_json)
     threading.Event().wait()
 
 
 def _stop(kubectl: Kubectl, as_json: bool) -> None:
     gone = tensorboard.stop(kubectl)
-    if as_json:
-        output.data({"namespace": kubectl.namespace, "removed": gone})
-        return
-    for one in gone:
-        output.line(f"removed: {kubectl.namespace}/{one}")
-    if not gone:
-        output.line(f"there is no {tensorboard.NAME} in namespace {kubectl.namespace}")
+    lines = [f"removed: {kubectl.namespace}/{one}" for one in gone]
+    lines = lines or [f"there is no {tensorboard.NAME} in namespace {kubectl.namespace}"]
+    output.answer({"namespace": kubectl.namespace, "removed": gone}, lines, as_json)

@@ -3,14 +3,14 @@
 import itertools
 
 from tools.cells import matrix
-from tools.cli.matrix._changes import print_json
+from tools.cli.matrix._changes import as_data
 from tools.core import output, repo
 
 
 def command(as_json: bool) -> int:
     state = matrix.check(repo.root())
     if as_json:
-        print_json(state)
+        output.data(as_data(state))
     elif state.changes:
         for change in state.changes:
             output.block(change.diff(repo.root()))

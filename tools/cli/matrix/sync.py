@@ -1,16 +1,12 @@
 """Write every cell's directory; remove generated ones that the matrix no longer has."""
 
 from tools.cells import matrix
-from tools.cli.matrix._changes import print_json
+from tools.cli.matrix._changes import as_data
 from tools.core import output, repo
 
 
 def command(as_json: bool) -> None:
     state = matrix.sync(repo.root())
-    if as_json:
-        print_json(state)
-        return
-    for change in state.changes:
-        output.line(f"{change.verb} {repo.shown(change.path)}")
+    lines = [f"{change.verb} {repo.shown(change.path)}" for change in state.changes]
     cells, files = output.count(len(state.cells), "cell"), output.count(len(state.changes), "file")
-    output.line(f"{cells}, {files} changed")
+    output.answer(as_data(state), [*lines, f"{cells}, {files} changed"], as_json)

@@ -18,13 +18,9 @@ def command(kubectl: Kubectl, from_env: str | None, as_json: bool) -> None:
     owner = hub_token.owner(token)
     here = lookup.in_namespace(kubectl)
     uid, version = hub_token.store(here, token)
-    if as_json:
-        output.data(
-            {"namespace": here.namespace, "secret": hub_token.NAME, "uid": uid, "version": version, "owner": owner}
-        )
-        return
-    output.line(f"{here.namespace}/Secret/{hub_token.NAME} {uid}, version {version}")
-    output.line(f"the hub says: the token of {owner}" if owner else "not checked: the hub did not answer")
+    found = {"namespace": here.namespace, "secret": hub_token.NAME, "uid": uid, "version": version, "owner": owner}
+    said = f"the hub says: the token of {owner}" if owner else "not checked: the hub did not answer"
+    output.answer(found, [f"{here.namespace}/Secret/{hub_token.NAME} {uid}, version {version}", said], as_json)
 
 
 def _given(variable: str | None) -> str:

@@ -24,10 +24,7 @@ def command(rules: str, log: str, as_json: bool) -> int:
         verdicts = log_rules.check(found, lines)
     finally:
         signal.alarm(0)
-    if as_json:
-        output.data([one.as_dict() for one in verdicts])
-    for verdict in () if as_json else verdicts:
-        output.verdict(verdict)
+    output.verdicts(verdicts, as_json)
     return worst(one.state for one in verdicts).exit_code
 
 
