@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.cluster import build
@@ -99,8 +100,8 @@ def test_nothing_is_left_after_sigkill(say: Progress) -> None:
 def _left(root: Path, cgroup: str) -> list[str]:
     """Return what is left of a cluster: processes, files, control groups."""
     alive = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        words = processes.command_line(int(entry.name)) or ""
+    for one in psutil.process_iter(["cmdline"]):
+        words = " ".join(one.info["cmdline"] or [])
         if str(root) in words:
             alive.append(words)
     groups = [str(path) for path in Path("/sys/fs/cgroup").glob(f"*/{cgroup}*")]

@@ -11,7 +11,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import yaml  # type: ignore[import-untyped]
 
 from tests.plan import memory
 from tools.plan import speed
-from tools.plan.layout import CARDS, FITTED, Layout, Machine, Shape, with_defaults
+from tools.plan.layout import CARDS, FITTED, Layout, Machine, Shape
 
 RUNS = Path(__file__).resolve().parents[2] / "tools/facts/runs.yaml"
 # What is known of each constant before a run is seen, and by how much (a factor of e to this) it may be wrong.
@@ -80,7 +80,14 @@ def _row(source: str, shapes: Mapping[str, Shape], facts: dict[str, Any]) -> Row
         targets = sum(inner + outer for _, inner, outer, _ in shape.linears)
         values |= {"rank": rank, "targets": targets, "trained": shape.layers * rank * targets}
     machine = Machine(CARDS[facts["card"]], facts["network"] * 1e9, "RDMA")
-    return Row(source, facts, shape, with_defaults(values), machine)
+    return Row(source, facts, shape, _layout(values), machine)
+
+
+def _layout(row: dict[str, Any]) -> Layout:
+    """Return the layout of a published row: FSDP over all ranks that no other axis takes, two all-gathers."""
+    fields = {key: value for key, value in row.items() if key in Layout.__dataclass_fields__}
+    layout = Layout(**fields, **({} if "per_node" in fields else {"per_node": min(8, fields.get("gpus", 1))}))
+    return layout if "shard" in fields else replace(layout, shard=layout.replicas * layout.context)
 
 
 def fit(rows: Sequence[Row], rounds: int = 8) -> dict[str, float]:

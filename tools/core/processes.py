@@ -119,13 +119,6 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-def command_line(pid: int) -> str | None:
-    """Return a process's command line for a message, or None if it is unknown."""
-    with contextlib.suppress(psutil.Error):
-        return " ".join(psutil.Process(pid).cmdline())
-    return None
-
-
 def _parents() -> dict[int, int]:
     """Return the parent of each process, also of zombies."""
     return {one.pid: one.info["ppid"] for one in psutil.process_iter(["ppid"])}

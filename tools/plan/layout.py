@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
@@ -286,10 +286,3 @@ class Machine:
 
 def nodes_of(layout: Layout) -> int:
     return math.ceil(layout.gpus / layout.per_node)
-
-
-def with_defaults(row: dict[str, Any]) -> Layout:
-    """Return the layout of a published row: FSDP over all ranks that no other axis takes, two all-gathers."""
-    fields = {key: value for key, value in row.items() if key in Layout.__dataclass_fields__}
-    layout = Layout(**fields, **({} if "per_node" in fields else {"per_node": min(8, fields.get("gpus", 1))}))
-    return layout if "shard" in fields else replace(layout, shard=layout.replicas * layout.context)
