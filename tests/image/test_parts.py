@@ -63,7 +63,7 @@ def test_tags_follow_the_repository(repository: Path) -> None:
 
 
 def test_without_a_repository_only_the_time_is_a_tag(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--tag-from describe: not a git repository"):
+    with pytest.raises(UserError, match="--tag-from describe: git status: not a git repository"):
         tags.tag("describe", tmp_path)
     assert tags.valid(tags.tag("time", tmp_path)) == tags.tag("time", tmp_path)[:15]
     assert tags.valid("v1.2.0+cu121/x") == "v1.2.0-cu121-x"

@@ -14,9 +14,9 @@ from tools.cells.kustomize_graph import KUSTOMIZATION_NAMES
 from tools.cluster import cluster_env
 from tools.cluster.cluster_env import Fact
 from tools.cluster.platform import substitute
-from tools.core import State, UserError, Verdict, nearest, output
+from tools.core import State, UserError, Verdict, git, nearest, output
 from tools.core.nested import mappings
-from tools.gitops import flux_objects, git
+from tools.gitops import flux_objects
 from tools.gitops.live import Live
 from tools.gitops.render import render
 from tools.gitops.run_file import CELL, COMMIT, DIGEST, FEATURE, JOBS, RUNNER, SSA, RunFile, health_check, read

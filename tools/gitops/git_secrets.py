@@ -12,9 +12,9 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from tools.cells.kustomize import Renderer
-from tools.core import State, UserError, Verdict
+from tools.core import State, UserError, Verdict, git
 from tools.core.repo import shown
-from tools.gitops import flux_objects, git
+from tools.gitops import flux_objects
 from training.run import bounds
 
 FOLDERS = ("base", "clusters", "overlays")  # from which Flux applies

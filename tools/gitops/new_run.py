@@ -12,10 +12,10 @@ from tools.cells.kustomize import Renderer
 from tools.cells.kustomize_graph import KUSTOMIZATION_NAMES, NOT_CELLS
 from tools.cells.renaming import HASH
 from tools.cluster import cluster_env
-from tools.core import State, UserError, Verdict
+from tools.core import State, UserError, Verdict, git
 from tools.core.repo import did_you_mean, shown
 from tools.facts.instances import INSTANCE_LABEL
-from tools.gitops import flux_objects, git
+from tools.gitops import flux_objects
 from tools.gitops.render import render
 from tools.gitops.run_file import CELL, DIGEST, JOBS, SUFFIX, Image, Run, RunFile, dumped, read
 from tools.kube.images import is_local

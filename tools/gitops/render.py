@@ -10,8 +10,7 @@ import yaml  # type: ignore[import-untyped]
 from tools.cells.kustomize import Renderer
 from tools.cells.kustomize_graph import is_kustomization
 from tools.cells.matrix_file import text_of
-from tools.core import UserError, repo
-from tools.gitops import git
+from tools.core import UserError, git, repo
 from tools.gitops.run_file import FOLDERS, RunFile
 from tools.kube.manifests import Manifests, parse
 

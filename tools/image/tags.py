@@ -1,14 +1,12 @@
 """The tag of an image, from the state of its git repository."""
 
 import re
-import subprocess
 import time
 from pathlib import Path
 
-from tools.core import UserError, command_line
+from tools.core import UserError, git
 
 POLICIES = ("describe", "sha", "semver", "time")
-LARGEST = 16 * 2**20  # bytes of git's answer
 LONGEST = 128  # characters, by the OCI distribution specification
 SEMVER = re.compile(r"v?(\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?)")
 
@@ -57,12 +55,6 @@ def _semver(root: Path, dirty: bool) -> str:
 
 def _git(root: Path, policy: str, *words: str) -> str:
     try:
-        done = command_line.captured(["git", "-C", str(root), *words], seconds=30, largest=LARGEST)
-    except (command_line.TooLarge, subprocess.TimeoutExpired) as problem:
-        raise UserError(f"--tag-from {policy}: git: {problem}", "--tag-from time") from None
-    except FileNotFoundError:
-        raise UserError(f"--tag-from {policy}: no git on PATH", "--tag-from time") from None
-    if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or ["git failed"]
-        raise UserError(f"--tag-from {policy}: {said[-1].removeprefix('fatal: ')}", "--tag-from time")
-    return done.stdout.decode(errors="replace").strip()
+        return git.answer(root, *words).strip()
+    except UserError as problem:
+        raise UserError(f"--tag-from {policy}: {problem.message}", "--tag-from time") from None

@@ -4,8 +4,8 @@ from dataclasses import asdict
 
 from tools.cells import kustomize
 from tools.cli.job import _options
-from tools.core import UserError, output, repo
-from tools.gitops import check, flux_objects, git, render
+from tools.core import UserError, git, output, repo
+from tools.gitops import check, flux_objects, render
 from tools.job import submitted
 from tools.job.snapshot import LiveJob, lookup
 from tools.job.submitted import Submitted

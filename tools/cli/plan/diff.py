@@ -6,8 +6,7 @@ from pathlib import Path
 from tools.cells import matrix
 from tools.cells.memory import room_of
 from tools.cli.plan import _shown
-from tools.core import UserError, output, repo
-from tools.gitops import git
+from tools.core import UserError, git, output, repo
 from tools.plan.outlook import Plan, Run
 from training.config import ConfigError
 

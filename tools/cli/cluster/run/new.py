@@ -7,8 +7,8 @@ import click
 from tools.cells import kustomize
 from tools.cells.knobs import Knobs
 from tools.cli import _knobs
-from tools.core import State, output, repo
-from tools.gitops import git, new_run
+from tools.core import State, git, output, repo
+from tools.gitops import new_run
 from tools.gitops.render import uncommitted
 from tools.gitops.run_file import FOLDERS
 

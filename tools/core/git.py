@@ -8,7 +8,10 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-from tools.core import UserError, command_line
+from tools.core import command_line
+from tools.core.errors import UserError
+
+SECONDS = 300  # for a question to a large repository
 
 
 def commit(root: Path, text: str) -> str:
@@ -26,23 +29,23 @@ def has(root: Path, text: str) -> bool:
 def is_pushed(root: Path, text: str) -> bool:
     """Return whether a remote branch, as last fetched, has the commit."""
     words = ("branch", "--remotes", f"--contains={_revision(text)}", "--format=%(refname)")
-    return bool(_text(root, *words).strip())
+    return bool(answer(root, *words).strip())
 
 
 def changed(root: Path, *paths: str) -> list[str]:
     """Return the files below `paths` that differ from HEAD, including untracked ones."""
     words = ("status", "--porcelain", "--untracked-files=all", "--no-renames", "-z", "--", *paths)
-    return [line[3:] for line in _text(root, *words).split("\0") if line]
+    return [line[3:] for line in answer(root, *words).split("\0") if line]
 
 
 def files(root: Path, *paths: str) -> list[str]:
     """Return the files below `paths` that git tracks or would add."""
     words = ("ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", *paths)
-    return sorted({name for name in _text(root, *words).split("\0") if name})
+    return sorted({name for name in answer(root, *words).split("\0") if name})
 
 
 def files_at(root: Path, revision: str, folder: str) -> list[str]:
-    listed = _text(root, "ls-tree", "-r", "-z", "--name-only", _revision(revision), "--", folder)
+    listed = answer(root, "ls-tree", "-r", "-z", "--name-only", _revision(revision), "--", folder)
     return [name for name in listed.split("\0") if name]
 
 
@@ -64,14 +67,14 @@ def added(root: Path, folder: str) -> dict[str, str]:
     revisions = ["HEAD", *there]
     words = ("log", "-m", "--diff-filter=A", "--format=%x01%H", "--name-only", "--no-renames", *revisions)
     found: dict[str, str] = {}
-    for block in _text(root, *words, "--", folder).split("\1"):
+    for block in answer(root, *words, "--", folder).split("\1"):
         revision, *names = [line for line in block.splitlines() if line] or [""]
         found |= dict.fromkeys(names, revision)  # git lists the newest commit first
     return found
 
 
 def is_shallow(root: Path) -> bool:
-    return _text(root, "rev-parse", "--is-shallow-repository").strip() == "true"
+    return answer(root, "rev-parse", "--is-shallow-repository").strip() == "true"
 
 
 def unpack(root: Path, revision: str, folders: list[str], target: Path) -> None:
@@ -87,18 +90,21 @@ def _revision(text: str) -> str:
     return command_line.operand(text, "a commit")
 
 
-def _text(root: Path, *words: str) -> str:
+def answer(root: Path, *words: str) -> str:
+    """Return what git prints. Raises UserError with its last message."""
     done = _git(root, *words)
     if done.returncode != 0:
         said = done.stderr.decode().strip().splitlines() or ["no message"]
         raise UserError(f"git {words[0]}: {said[-1].removeprefix('fatal: ')}")
-    return done.stdout.decode()
+    return done.stdout.decode(errors="replace")
 
 
 def _git(root: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
     try:
-        return command_line.captured(["git", "-C", str(root), *words])
+        return command_line.captured(["git", "-C", str(root), *words], seconds=SECONDS)
     except command_line.TooLarge as problem:
         raise UserError(f"git {words[0]}: the answer has {problem}") from None
+    except subprocess.TimeoutExpired:
+        raise UserError(f"git {words[0]}: no answer within {SECONDS} s", code=3) from None
     except FileNotFoundError:
         raise UserError("no git on PATH", "install git") from None
