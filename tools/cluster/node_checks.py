@@ -32,7 +32,7 @@ def ready(spec: Spec, snapshot: Snapshot) -> Finding:
 
 def devices(spec: Spec, snapshot: Snapshot) -> Finding | None:
     """Compare the accelerators of ready nodes with the table of instance types."""
-    nodes = [(one, machine) for one, machine in _known(snapshot) if machine.accelerators]
+    nodes = _accelerated(snapshot)
     fewer = [
         f"{one.name} ({one.instance}): {one.devices} of {machine.accelerators} {machine.device_resource}"
         for one, machine in nodes
@@ -50,7 +50,7 @@ def room(spec: Spec, snapshot: Snapshot) -> Finding | None:
     The pod's requests follow from the fact table (tools/cells/instance_patch.py). A node has less where
     HyperPod, a kubelet's configuration or an AMI reserves more.
     """
-    nodes = [(one, machine) for one, machine in _known(snapshot) if machine.accelerators]
+    nodes = _accelerated(snapshot)
     small = []
     for one, machine in nodes:
         cpu, memory = instance_patch.cpus(machine) * 1000, instance_patch.memory_mib(machine)
@@ -65,11 +65,10 @@ def room(spec: Spec, snapshot: Snapshot) -> Finding | None:
 
 def efa(spec: Spec, snapshot: Snapshot) -> Finding | None:
     """Compare the EFA interfaces of ready nodes that have accelerators with the table of instance types."""
-    nodes = [(one, machine) for one, machine in _known(snapshot) if machine.efa and machine.accelerators]
-    fewer = [
-        f"{one.name} ({one.instance}): {one.efa} of {machine.efa}" for one, machine in nodes if one.efa < machine.efa
-    ]
-    none = [f"{one.name} ({one.instance}): 0 of {machine.efa}" for one, machine in nodes if one.efa == 0]
+    nodes = [(one, machine) for one, machine in _accelerated(snapshot) if machine.efa]
+    lacking = [(one, machine) for one, machine in nodes if one.efa < machine.efa]
+    fewer = [f"{one.name} ({one.instance}): {one.efa} of {machine.efa}" for one, machine in lacking]
+    none = [line for (one, _), line in zip(lacking, fewer, strict=True) if one.efa == 0]
     if none:
         remedy = "set efaEnabled for the group, and install the EFA device plugin (base/plugins/efa)"
         return bad("efa", f"{len(none)} of {len(nodes)} nodes advertise no {EFA}", remedy, *none)
@@ -119,8 +118,8 @@ def pod_capacity(spec: Spec, snapshot: Snapshot) -> Finding | None:
 def zones(spec: Spec, snapshot: Snapshot) -> Finding:
     """Check by their labels that the nodes of each type with EFA are in one zone."""
     found: dict[str, set[str]] = {}
-    for one, machine in _known(snapshot):
-        if machine.efa and machine.accelerators:
+    for one, machine in _accelerated(snapshot):
+        if machine.efa:
             found.setdefault(one.instance, set()).add(one.zone)
     lines = [f"{kind}: {', '.join(sorted(places))}" for kind, places in sorted(found.items())]
     if any(len(places) > 1 for places in found.values()):
@@ -148,6 +147,7 @@ def is_on_ec2(node: Object) -> bool:
     return str((node.get("spec") or {}).get("providerID")).startswith(EC2)
 
 
-def _known(snapshot: Snapshot) -> list[tuple[Node, Instance]]:
+def _accelerated(snapshot: Snapshot) -> list[tuple[Node, Instance]]:
+    """Return the ready nodes of known types with accelerators."""
     rows = [(one, INSTANCES.get(one.instance.removeprefix(HYPERPOD_PREFIX))) for one in table(snapshot) if one.ready]
-    return [(one, machine) for one, machine in rows if machine is not None]
+    return [(one, machine) for one, machine in rows if machine is not None and machine.accelerators]

@@ -127,7 +127,7 @@ def observe(kubectl: Kubectl, spec: Spec, team: str | None, known: Mapping[str, 
             found.unknown[fact] = seen.unseen[kind]
         else:
             found.put(fact, ask())
-    _nodes(spec, known, seen, found)
+    _nodes(known, seen, found)
     return found
 
 
@@ -170,7 +170,7 @@ def _team(spec: Spec, known: Mapping[str, Fact], seen: Snapshot, found: Found) -
     return NEW_TEAM
 
 
-def _nodes(spec: Spec, known: Mapping[str, Fact], seen: Snapshot, found: Found) -> None:
+def _nodes(known: Mapping[str, Fact], seen: Snapshot, found: Found) -> None:
     if "nodes" in seen.unseen:
         found.unknown["NODES_..."] = seen.unseen["nodes"]
         return

@@ -158,7 +158,7 @@ def failure(job: LocalJob, outcome: Outcome, started: float) -> UserError:
     return UserError(message, f"log: {repo.shown(log)}", code=1)
 
 
-def last_lines(log: Path, count: int = LAST_LINES) -> str:
+def last_lines(log: Path) -> str:
     """Return the last informative lines of a pod's log in one line, without torchrun's own report."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -167,7 +167,7 @@ def last_lines(log: Path, count: int = LAST_LINES) -> str:
     attempts = [index for index, line in enumerate(lines) if line.startswith("--- attempt ")]
     lines = lines[attempts[-1] + 1 :] if attempts else lines
     errors = [line.strip() for line in lines if _is_exception(line)]
-    telling = errors[:1] or [line.strip() for line in lines if line.strip()][-count:]
+    telling = errors[:1] or [line.strip() for line in lines if line.strip()][-LAST_LINES:]
     return " | ".join(telling)
 
 

@@ -1,6 +1,6 @@
 """A pod as the controller of its kind creates it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tools.core.errors import UserError
@@ -70,20 +70,13 @@ def main_container(template: Object, name: str = "") -> str:
     return next((one for one in (name, noted) if one in names), names[0] if names else name)
 
 
-def with_environment(
-    template_spec: Object, variables: Iterable[Object], containers: Sequence[str] | None = None
-) -> Object:
-    """Return a copy of a pod spec whose containers, or only those named, have `variables` after their own.
+def with_environment(template_spec: Object, variables: Iterable[Object]) -> Object:
+    """Return a copy of a pod spec whose containers have `variables` after their own.
 
     In Kubernetes the last of two variables with one name wins.
     """
     added = list(variables)
-    made = [
-        {**container, "env": [*(container.get("env") or []), *added]}
-        if containers is None or container.get("name") in containers
-        else container
-        for container in template_spec["containers"]
-    ]
+    made = [one | {"env": [*(one.get("env") or []), *added]} for one in template_spec["containers"]]
     return {**template_spec, "containers": made}
 
 
