@@ -9,6 +9,7 @@ from typing import Any
 
 from tools.cells.knobs import name_after
 from tools.core import UserError, output, repo
+from tools.kube.json_patch import value_at
 from tools.local import report
 from tools.local.job import LocalJob
 from training.checkpoint.layout import committed_steps, newest_committed
@@ -50,7 +51,8 @@ def differences(job: LocalJob) -> dict[str, tuple[Any, Any]]:
         return {}
     now = job.config.model_dump(mode="json")
     keys = [setting.partition("=")[0].strip() for setting in job.knobs.settings]
-    found = {key: (_at(before, key), _at(now, key)) for key in keys if key != LONGER}
+    paths = {key: tuple(key.split(".")) for key in keys if key != LONGER}
+    found = {key: (value_at(before, path), value_at(now, path)) for key, path in paths.items()}
     return {key: (old, new) for key, (old, new) in found.items() if old != new}
 
 
@@ -91,9 +93,3 @@ def _free_name(job: LocalJob, keys: list[str]) -> str:
         number += 1
         name = f"{name_after(settings, room)}-{number}"
     return name
-
-
-def _at(value: Any, key: str) -> Any:
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value

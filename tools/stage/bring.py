@@ -3,10 +3,9 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
-from tools.core import UserError, own_module, repo
+from tools.core import Say, UserError, own_module, repo
 from tools.kube import Kubectl, Object
 from tools.stage import pods
 from tools.stage.request import Request
@@ -14,7 +13,6 @@ from tools.stage.send import send
 
 LISTING = "trainyard-staged"  # the ConfigMap with what was staged, one key for each place
 STARTS = 600.0  # seconds until the pod runs: a node may have to start
-Say = Callable[[str], None]
 
 
 def here(asked: Request) -> dict[str, Any]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from tools.cells.trainer_config import config_texts, inputs
-from tools.core import UserError, repo
+from tools.core import Say, UserError, repo
 from tools.facts.gated import GATED
 from tools.kube import Kubectl, Manifests, Object
 from tools.stage import pods
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 SECONDS = 90.0  # until the pod has answered: an image pull included
 SECRET = "hf-token"
 _ON_HUB = re.compile(r"(?<![\w./-])([\w.-]{1,96}+/[\w.-]{1,96}+) on the Hugging Face hub(?:, revision ([0-9a-f]{40}))?")
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

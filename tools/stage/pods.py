@@ -4,11 +4,11 @@ import copy
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from tools.cells import kustomize
-from tools.core import UserError, command_line, output, repo
+from tools.core import Say, UserError, command_line, output, repo
 from tools.facts.instances import INSTANCE_LABEL, INSTANCES
 from tools.kube import Kubectl, Object, name_of
 from tools.stage.request import Request
@@ -19,7 +19,6 @@ TARGET, ORIGIN = "/stage/to", "/stage/from"
 POLL = 1.0
 TAIL, LONGEST = 5, 1 << 20  # lines of the log, and their bytes
 NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
-Say = Callable[[str], None]
 
 
 def objects(name: str, image: str | None) -> tuple[Object, Object]:

@@ -4,11 +4,10 @@ import contextlib
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tools.core import UserError, command_line, output, wait
+from tools.core import Say, UserError, command_line, output, wait
 from tools.kube import Kubectl
 from tools.kube.kubectl import started
 from tools.stage.pods import CONTAINER, TARGET
@@ -22,7 +21,7 @@ REFUSED = "2"  # exit code of training.stage for what another attempt cannot cha
 ENDED = "command terminated with exit code "
 
 
-def send(kubectl: Kubectl, pod: str, asked: Request, say: Callable[[str], None]) -> dict[str, Any]:
+def send(kubectl: Kubectl, pod: str, asked: Request, say: Say) -> dict[str, Any]:
     """Send the request's files through a running pod, and return its program's answer. Raises UserError."""
     offer = Offer(Path(asked.source), asked.include)
     if not offer.files:
@@ -44,7 +43,7 @@ def send(kubectl: Kubectl, pod: str, asked: Request, say: Callable[[str], None])
             time.sleep(2.0)
 
 
-def _attempt(kubectl: Kubectl, pod: str, asked: Request, offer: Offer, say: Callable[[str], None]) -> dict[str, Any]:
+def _attempt(kubectl: Kubectl, pod: str, asked: Request, offer: Offer, say: Say) -> dict[str, Any]:
     program = ["python", "-m", "training.stage", "receive", *asked.options(), f"--to={TARGET}/{asked.path}"]
     words = kubectl.words("exec", f"--container={CONTAINER}", "--stdin", names=[pod], command=program)
     pipe = subprocess.PIPE
