@@ -1,7 +1,5 @@
 """Show what applying a cell would change on the current cluster."""
 
-import click
-
 from tools.cells import knobs as cells_knobs
 from tools.cells.knobs import Knobs
 from tools.cli import _knobs
@@ -10,18 +8,8 @@ from tools.job import submit
 from tools.kube import Kubectl, Manifests
 from tools.kube.kubectl import failure
 
-FIELD_MANAGER = "kubectl"  # the default of `kubectl apply --server-side`
-
 
 @_knobs.knobs
-@click.option(
-    "--field-manager",
-    "manager",
-    metavar="NAME",
-    default=FIELD_MANAGER,
-    show_default=True,
-    help="The field manager that would apply it. Flux is kustomize-controller.",
-)
 def command(
     cell: str | None,
     file: str | None,

@@ -5,8 +5,6 @@ import sys
 import threading
 from collections.abc import Mapping
 
-import click
-
 from tools.cli.job import _options
 from tools.core import UserError, output
 from tools.job import runs, tensorboard
@@ -15,10 +13,6 @@ from tools.kube import Kubectl
 
 
 @_options.cluster
-@click.option(
-    "--port", type=click.IntRange(1, 65535), default=tensorboard.PORT, show_default=True, metavar="N",
-    help="The port on this machine.",
-)  # fmt: skip
 def command(
     kubectl: Kubectl, names: tuple[str, ...], port: int, expose: bool, stop: bool, no_forward: bool, as_json: bool
 ) -> None:
