@@ -40,13 +40,7 @@ class Applied:
         return f"{self.kind}/{self.name} {self.uid}"
 
 
-def check(
-    kubectl: Kubectl,
-    manifests: Manifests,
-    say: Say,
-    target: str = "",
-    volume: bool = True,
-) -> None:
+def check(kubectl: Kubectl, manifests: Manifests, say: Say, target: str = "", volume: bool = True) -> None:
     """Raise UserError if preflight fails, or if the namespace or something that the pods need is missing.
 
     Says whether the job's script has been proven.

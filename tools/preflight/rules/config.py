@@ -291,10 +291,7 @@ def _configured(subject: Subject) -> Iterator[tuple[Template, tuple[str, ...]]]:
             if kind == "ConfigMap":
                 files |= (maps.get(source_name(ref)) or {}).get("data") or {}
         if all(f"{layer}.yaml" in files for layer in FILES):
-            yield (
-                template,
-                tuple(files[name] for layer in (*FILES, DATA) if (name := f"{layer}.yaml") in files),
-            )
+            yield (template, tuple(files[name] for layer in (*FILES, DATA) if (name := f"{layer}.yaml") in files))
 
 
 @functools.lru_cache(maxsize=64)

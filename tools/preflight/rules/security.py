@@ -246,8 +246,5 @@ def labels_of(subject: Subject, template: Template) -> dict[str, str]:
     job = subject.job_of(template)
     pods = [pod for pod in job.pods if pod.role == template.role.lower()] if job else []
     if not pods:  # their number is not known
-        return {
-            **(template.metadata.get("labels") or {}),
-            **(template.workload.selector if template.workload else {}),
-        }
+        return {**(template.metadata.get("labels") or {}), **(template.workload.selector if template.workload else {})}
     return dict(set.intersection(*(set(pod.labels.items()) for pod in pods)))
