@@ -195,7 +195,8 @@ def test_a_field_without_a_place_is_named() -> None:
     elastic = {**ELASTIC, "metrics": [{"type": "Resource"}]}
     item = job(elastic=elastic, run={"retries": 3}, container={"command": ["torchrun", "a.py"]})
     item["spec"]["pytorchReplicaSpecs"]["Worker"]["nodeSelector"] = {"a": "b"}
-    notes = {"team": "nlp", "kubectl.kubernetes.io/last-applied-configuration": "{}"}
+    resume = "sagemaker.amazonaws.com/enable-job-auto-resume"
+    notes = {"team": "nlp", "kubectl.kubernetes.io/last-applied-configuration": "{}", resume: "true"}
     item |= {"status": {"conditions": []}}
     item["metadata"] |= {"generateName": "mnist-", "finalizers": ["a/b"], "annotations": notes}
     made = migrated(item)
@@ -208,9 +209,27 @@ def test_a_field_without_a_place_is_named() -> None:
         "spec.elasticPolicy.metrics",
         "spec.pytorchReplicaSpecs.Worker.nodeSelector",
         "metadata.annotations[kubectl.kubernetes.io/last-applied-configuration]",
+        f"metadata.annotations[{resume}]",
     ]
     assert made.job.item["metadata"]["annotations"] == {"team": "nlp"}
     assert not any(text.startswith("left out") for text in migrated(job()).said)
+
+
+def test_ports_and_host_names_that_trainer_and_jobset_write() -> None:
+    """Trainer's port has no name, and takes the place of the first port without a name."""
+    ports = [{"containerPort": 9000}, {"containerPort": 29500, "name": "metrics"}]
+    peers = [{"name": "PEERS", "value": "mnist-worker-0.mesh.team.svc,mnist-worker-1"}]
+    item = job(elastic=ELASTIC, container={"command": ["torchrun", "a.py"], "ports": ports, "env": peers})
+    item["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"] |= {"subdomain": "mesh", "hostname": "a"}
+    made = migrated(item)
+    (pod, _) = made.job.pods()
+    assert pod.container["ports"][0] == {"containerPort": 9000, "name": "port-9000"}
+    value = next(one["value"] for one in pod.container["env"] if one["name"] == "PEERS")
+    assert value == "mnist-node-0-0.mnist.team.svc,mnist-node-0-1.mnist"
+    template = made.manifests.of_kind("TrainingRuntime")[0]["spec"]["template"]["spec"]["replicatedJobs"][0]
+    assert not {"subdomain", "hostname"} & set(template["template"]["spec"]["template"]["spec"])
+    for text in ("subdomain mesh is left out", "hostname a is left out", "29500 loses its name metrics"):
+        assert any(text in one for one in made.said), made.said
 
 
 def test_other_objects_of_any_shape_stay_as_they_are() -> None:

@@ -23,7 +23,7 @@ from tools.workload.operator_admission import DEFAULT_CONTAINER, MASTER
 from tools.workload.operator_pods import DEFAULT_PORT_NAME, LABEL
 from tools.workload.pod import DEFAULT_CONTAINER_NOTE
 from tools.workload.pytorchjob import PyTorchJob
-from tools.workload.trainjob import ANCESTOR, GROUP, NODE, RESERVED, TRAINER, TrainJob
+from tools.workload.trainjob import ANCESTOR, GROUP, NODE, PORT, RESERVED, TRAINER, TrainJob
 
 INDEX_PATH = f"metadata.annotations['{INDEX}']"
 LABEL_FIELD = re.compile(rf"metadata\.labels\['({re.escape(LABEL)}[\w-]+)'\]")
@@ -32,7 +32,9 @@ TEXTS: dict[str, Any] = tables.load("new/texts.yaml")["migrate"]
 PERMANENT = list(range(1, 128))  # the exit codes that restartPolicy ExitCode does not retry
 DEFAULT_BACKOFF = 6  # of a Job
 TAKEN = ("activeDeadlineSeconds", "suspend")  # of runPolicy
-APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # the PyTorchJob once more
+# Annotations: the PyTorchJob once more, and what HyperPod reads in a PyTorchJob only.
+DROPPED = ("kubectl.kubernetes.io/last-applied-configuration", "sagemaker.amazonaws.com/enable-job-auto-resume")
+OWN_NAMES = ("hostname", "subdomain")  # of a pod: the Job controller and JobSet write them
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,10 @@ def migrate(manifests: Manifests) -> Migrated:
     spec = template["spec"]
     main = next(one for one in spec["containers"] if one.get("name") == DEFAULT_CONTAINER)
     _name_node(template)
+    _name_ports(main)
     hosts = {pod.name: f"{job.name}-{NODE}-0-{rank}.{job.name}" for rank, pod in enumerate(before)}
+    _, own_domain = (spec.pop(key, None) for key in OWN_NAMES)
+    domains = {f"{name}.{own_domain}": host for name, host in hosts.items()} if own_domain else {}
     given = list(_variables(job, before, hosts, main.get("env") or []))
     processes = _processes(before[0], main)
     runtime, train = _objects(job, template)
@@ -71,7 +76,7 @@ def migrate(manifests: Manifests) -> Migrated:
         entries = {one["name"]: one for one in [*(container.get("env") or []), *added]}  # the last of a name counts
         container |= {"env": list(entries.values())} if entries else {}
     objects = [*(copy.deepcopy(one) for one in manifests.objects if one is not job.item), runtime, train]
-    write_hosts(objects, hosts, {})
+    write_hosts(objects, hosts | domains, {})
     names, labels = _label_names(job), _labels(job)
     objects = [_relabelled(one, names, labels) for one in objects]
     said += _left_behind(objects, job)
@@ -151,6 +156,12 @@ def _name_node(template: Object) -> None:
             container["name"] = NODE
 
 
+def _name_ports(container: Object) -> None:
+    """Name the ports without a name: Trainer's own has none, and would replace one of them (pkg/apply/apply.go)."""
+    for port in container.get("ports") or []:
+        port.setdefault("name", f"port-{port.get('containerPort')}")
+
+
 def _variables(job: Workload, pods: Sequence[Pod], hosts: dict[str, str], own: list[Object]) -> Iterator[Object]:
     """Yield the operator's variables, which follow the job's `own`: addresses with new names, ranks by index."""
     given = [{one["name"]: one.get("value") for one in pod.container["env"][len(own) :]} for pod in pods]
@@ -187,8 +198,8 @@ def _objects(job: Workload, template: Object) -> tuple[Object, Object]:
     """Return the runtime and the TrainJob, without its trainer."""
     kept = TEXTS["read"]["metadata"]
     metadata = {key: copy.deepcopy(value) for key, value in job.item["metadata"].items() if key in kept}
-    if APPLIED in (metadata.get("annotations") or {}):
-        del metadata["annotations"][APPLIED]
+    for one in DROPPED:
+        (metadata.get("annotations") or {}).pop(one, None)
     policy = job.section("runPolicy")
     batch, failure = _retries(job, template)
     replicated = {"name": NODE, "template": {"metadata": {"labels": {ANCESTOR: TRAINER}}, "spec": batch}}
@@ -245,6 +256,13 @@ def _remarks(job: Workload, template: Object) -> Iterator[str]:
         yield TEXTS["elastic"].format(least=least, most=most, nodes=job.replicas)
     if job.replicas > 1 and (elastic or any(role.name == MASTER for role in job.roles)):
         yield TEXTS["success"].format(first="one Worker has" if elastic else "the Master has")
+    spec = template["spec"]
+    yield from (TEXTS["host"].format(key=key, value=spec[key], job=job.name) for key in OWN_NAMES if spec.get(key))
+    main = next(one for one in spec["containers"] if one.get("name") == DEFAULT_CONTAINER)
+    named = [
+        one["name"] for one in main.get("ports") or [] if str(one.get("containerPort")) == PORT and one.get("name")
+    ]
+    yield from (TEXTS["port"].format(port=PORT, name=name) for name in named)
     for path, value in walk(template):
         if path.endswith(".fieldPath") and value == "metadata.name":
             yield TEXTS["pod name"].format(path=path)
@@ -261,8 +279,8 @@ def _left_out(job: Workload) -> Iterator[str]:
     for path, fields in places.items():
         part = value_at(job.item, tuple(filter(None, path.split("."))))
         yield from (f"{path}.{key}".lstrip(".") for key in part or {} if key not in fields and part[key] is not None)
-    if APPLIED in (job.item["metadata"].get("annotations") or {}):
-        yield f"metadata.annotations[{APPLIED}]"
+    notes = job.item["metadata"].get("annotations") or {}
+    yield from (f"metadata.annotations[{one}]" for one in DROPPED if one in notes)
 
 
 def _labels(job: Workload) -> dict[tuple[str, str], tuple[str, str]]:

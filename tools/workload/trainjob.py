@@ -112,13 +112,13 @@ class TrainJob(Workload):
         given = {key: self._trainer[key] for key in ("image", "command", "args") if self._trainer.get(key)}
         asked = self._trainer.get("resourcesPerNode") or {}
         own = container.get("resources") or {}
-        resources = {
+        amounts = {
             key: {**(own.get(key) or {}), **(asked.get(key) or {})}
             for key in ("requests", "limits")
             if own.get(key) or asked.get(key)
         }
         env = _upserted(container.get("env") or [], self._trainer.get("env") or [])
-        return {**container, **given, "resources": resources, "env": env}
+        return {**container, **given, "resources": {**own, **amounts}, "env": env}
 
     @property
     def _trainer(self) -> Object:
