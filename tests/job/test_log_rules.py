@@ -106,6 +106,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     rules.write_text("kind: Pod")
     assert invoke(words) == 2
     assert "no logMonitoringConfiguration" in capsys.readouterr().err
+    rules.write_text("a: {b}}")
+    assert invoke(words) == 2
+    assert f"{rules}:1: not valid YAML: " in capsys.readouterr().err
 
 
 def test_the_rules_of_our_cells_can_work(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

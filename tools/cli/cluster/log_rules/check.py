@@ -4,14 +4,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
 from tools.cells import locate
 from tools.core import UserError, output, worst
 from tools.job import log_rules
 from tools.job.diagnosis import log_files
-from tools.kube.manifests import text_of
+from tools.kube.manifests import documents, text_of
 
 SECONDS = 60  # for all patterns on all lines
 
@@ -38,9 +35,6 @@ def _read(rules: str) -> Any:
     if not Path(rules).is_file():
         made = locate.rendered(rules).of_kind("HyperPodPyTorchJob")
         return made[0] if made else None
-    try:
-        documents = list(YAML(typ="safe", pure=True).load_all(text_of(Path(rules), rules)))
-    except YAMLError as problem:
-        raise UserError(f"{rules}: {str(problem).splitlines()[0]}") from None
-    jobs = [one for one in documents if isinstance(one, dict) and one.get("kind") == "HyperPodPyTorchJob"]
-    return (jobs or documents or [None])[0]
+    found = documents(text_of(Path(rules), rules), rules)
+    jobs = [one for one in found if isinstance(one, dict) and one.get("kind") == "HyperPodPyTorchJob"]
+    return (jobs or found or [None])[0]
