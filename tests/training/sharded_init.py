@@ -59,7 +59,7 @@ def check(name: str, text: str, task: Task, module: ModuleType, ranks: Ranks) ->
 def rank() -> None:
     """Check both models as one rank of two."""
     config = load_texts({"model": ("m", LLAMA), "hardware": ("h", HARDWARE), "cell": ("c", CELL)})
-    ranks = join(resolve(config), timedelta(seconds=60))
+    ranks = join(resolve(config), timedelta(seconds=300))
     check("llama", LLAMA, pretrain.TASK, causal, ranks)
     check("bert", BERT.format(source="python-stdlib"), bert.TASK, bert_model, ranks)
     torch.distributed.destroy_process_group()

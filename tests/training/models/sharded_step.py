@@ -56,7 +56,7 @@ def check(config: Config, ranks: Ranks) -> None:
 
 def main() -> None:
     first = tiny("llama")
-    ranks = join(resolve(first), timedelta(seconds=120))
+    ranks = join(resolve(first), timedelta(seconds=300))
     for family in TINY:
         config = tiny(family)
         check(

@@ -80,7 +80,7 @@ def main() -> None:
     directory = Path(sys.argv[1])
     weights = sys.argv[2] if len(sys.argv) > 2 else str(directory / "base")
     config = configuration(weights, LORA, "fsdp", **SHAPE)
-    ranks = join(resolve(config), timedelta(seconds=120))
+    ranks = join(resolve(config), timedelta(seconds=300))
     if ranks.first and len(sys.argv) == 2:
         random_weights(directory / "base", config, torch.bfloat16)
     ranks.barrier()
