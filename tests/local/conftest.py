@@ -164,7 +164,9 @@ def checkout(_copied: Path) -> Iterator[Checkout]:
         if process.poll() is None:
             process.kill()
             process.communicate()
-    left = result.processes()
+    deadline = time.monotonic() + 10  # for the kernel to end what was killed
+    while (left := result.processes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
