@@ -85,7 +85,8 @@ def refuse(rank: int) -> int:
 def wait_for_sigterm(rank: int) -> int:
     heard: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-    (RUN.path / "ready").write_text(str(os.getpid()))
+    (RUN.path / "pid").write_text(str(os.getpid()))
+    (RUN.path / "pid").rename(RUN.path / "ready")
     while not heard:
         time.sleep(0.02)
     time.sleep(0.5)  # further requests would arrive here
