@@ -217,13 +217,14 @@ def test_a_field_without_a_place_is_named() -> None:
 
 def test_ports_and_host_names_that_trainer_and_jobset_write() -> None:
     """Trainer's port has no name, and takes the place of the first port without a name."""
-    ports = [{"containerPort": 9000}, {"containerPort": 29500, "name": "metrics"}]
+    udp = {"containerPort": 9000, "protocol": "UDP"}
+    ports = [{"containerPort": 9000}, udp, {"containerPort": 29500, "name": "metrics"}]
     peers = [{"name": "PEERS", "value": "mnist-worker-0.mesh.team.svc,mnist-worker-1"}]
     item = job(elastic=ELASTIC, container={"command": ["torchrun", "a.py"], "ports": ports, "env": peers})
     item["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"] |= {"subdomain": "mesh", "hostname": "a"}
     made = migrated(item)
     (pod, _) = made.job.pods()
-    assert pod.container["ports"][0] == {"containerPort": 9000, "name": "port-9000"}
+    assert [one["name"] for one in pod.container["ports"]] == ["port-9000-tcp", "port-9000-udp", "metrics"]
     value = next(one["value"] for one in pod.container["env"] if one["name"] == "PEERS")
     assert value == "mnist-node-0-0.mnist.team.svc,mnist-node-0-1.mnist"
     template = made.manifests.of_kind("TrainingRuntime")[0]["spec"]["template"]["spec"]["replicatedJobs"][0]

@@ -159,7 +159,7 @@ def _name_node(template: Object) -> None:
 def _name_ports(container: Object) -> None:
     """Name the ports without a name: Trainer's own has none, and would replace one of them (pkg/apply/apply.go)."""
     for port in container.get("ports") or []:
-        port.setdefault("name", f"port-{port.get('containerPort')}")
+        port.setdefault("name", f"port-{port.get('containerPort')}-{port.get('protocol') or 'TCP'}".lower())
 
 
 def _variables(job: Workload, pods: Sequence[Pod], hosts: dict[str, str], own: list[Object]) -> Iterator[Object]:
