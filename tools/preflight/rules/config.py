@@ -153,7 +153,7 @@ def device_memory(subject: Subject) -> Iterator[Verdict]:
             continue
         room = room_on(machines[0])
         ranks = Room(world // template.nodes if world else room.processes, room.nbytes, room.what)
-        if _unshared(loaded, ranks.processes * template.nodes):
+        if _unshared(loaded, ranks.processes * template.nodes, template):
             continue  # another rule reports the number of ranks
         need = estimate(loaded, template.nodes, ranks)
         place = Place(template.object, "cell.yaml: parallel", f"{template.nodes} x {machines[0].name}")
