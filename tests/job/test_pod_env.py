@@ -14,6 +14,8 @@ import pytest
 
 from tests.job.conftest import Cluster, NewWorld, Yard
 from tools.job import pod_env
+from training.run import heartbeat
+from training.run.directory import read_json, write_json
 
 JOB = "cpu-llama-tiny-train"
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz0123456789"
@@ -123,6 +125,24 @@ def test_a_heartbeat_does_not_choose_whose_variables_are_shown(local_run: Path, 
     path.write_text("{")
     for words in (["--diff"], ["--rank", "0"]):
         assert "a-run rank 0: its heartbeat cannot be read" in yard("env", str(local_run), *words, code=3).err
+
+
+def test_a_forked_rank_is_known_by_its_pods_start(tmp_path: Path, yard: Yard) -> None:
+    run = tmp_path / "forked"
+    own = {key: value for key, value in os.environ.items() if key != "RANK"}
+    own |= {"TRAINYARD_RUN": str(run), heartbeat.ATTEMPT: "a-start"}
+    rank = subprocess.Popen([sys.executable, "-c", f"import os; os.environ['RANK'] = '0'\n{RANK}"], env=own)
+    try:
+        path, deadline = heartbeat.path_of(run / "heartbeat", 0), time.monotonic() + 60
+        while not path.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert yard.json("env", str(run))["pods"]["forked rank 0"]["environment"][heartbeat.ATTEMPT] == "a-start"
+        write_json(path, {**read_json(path), "attempt": "another"})
+        assert "is not this rank" in yard.err("env", str(run), code=3)
+    finally:
+        rank.kill()
+        rank.wait()
 
 
 def test_two_jobs_are_compared(local_run: Path, home: Path, yard: Yard) -> None:

@@ -143,7 +143,7 @@ def test_credentials_are_the_pods(server: Server, model: Path, monkeypatch: pyte
     """EKS Pod Identity: an agent on the node gives credentials for the service account's token."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(ConfigError, match=r"no credentials.*EKS Pod Identity"):
+    with pytest.raises(ConfigError, match=r"no credentials \(Unable to locate.*EKS Pod Identity"):
         upload(model, TO, "tiny", 7, print)
     seen: list[str | None] = []
     agent = make_server("127.0.0.1", 0, _agent(seen))

@@ -91,7 +91,9 @@ def _of_rank(beat: Beat | None, run: RunDir, salt: str) -> Env | str:
         return str(problem)
     found = _read(done.stdout)
     own = found.get("environment", {}) if isinstance(found, dict) else {}
-    if own.get("RANK") != str(beat.rank) or Path(own.get("TRAINYARD_RUN", "")).resolve() != run.path.resolve():
+    # A forked rank has the environment of the process that forked it: the pod's start and the run, no rank.
+    same = own["RANK"] == str(beat.rank) if "RANK" in own else own.get(heartbeat.ATTEMPT, "") == beat.attempt != ""
+    if not same or Path(own.get("TRAINYARD_RUN", "")).resolve() != run.path.resolve():
         return f"it does not run (process {beat.pid} is not this rank)"
     return found
 

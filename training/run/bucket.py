@@ -66,7 +66,7 @@ def refusal(error: Exception, what: str) -> str | None:
 
     if isinstance(error, (NoCredentialsError, CredentialRetrievalError)):
         return (
-            f"this process has no credentials: {one_line(str(error))}; "
+            f"this process has no credentials ({one_line(str(error))}); "
             "give the service account a role (EKS Pod Identity or IRSA)"
         )
     code = code_of(error)

@@ -157,7 +157,7 @@ def test_diff_names_tensors_configuration_and_position(
     save_file(weights, tmp_path / "published" / "model.safetensors")
     assert cli.invoke(["checkpoint", "diff", str(run.path), str(tmp_path / "published")]) == 1
     out = capsys.readouterr().out
-    assert "model.norm.weight  F32 [64]  1 values changed, by at most 0, 1 not finite" in out
+    assert "model.norm.weight  F32 [64]  1 value changed, by at most 0, 1 not finite" in out
 
 
 @pytest.mark.usefixtures("here")

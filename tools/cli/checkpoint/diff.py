@@ -56,4 +56,4 @@ def _change(row: dict[str, Any]) -> tuple[str, str]:
         return f"{dtype} {shape}", f"B has shape {shape_b}"
     kind = dtype if dtype == other else f"{dtype} and {other}"
     bad = f", {row['not_finite']:,} not finite" if row["not_finite"] else ""
-    return f"{kind} {shape}", f"{row['changed']:,} values changed, by at most {row['largest']:.3g}{bad}"
+    return f"{kind} {shape}", f"{output.count(row['changed'], 'value')} changed, by at most {row['largest']:.3g}{bad}"
