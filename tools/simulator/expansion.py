@@ -287,6 +287,8 @@ class Scope:
         match words:
             case ["hostname"] | ["hostname", "-s" | "--short"] | ["cat", "/etc/hostname"]:
                 return self.values.get("HOSTNAME")
+            case ["hostname", "-i" | "-I" | "--ip-address" | "--all-ip-addresses"]:
+                return "127.0.0.1"  # as the other addresses of the pod itself
             case ["echo", *rest]:
                 return " ".join(word for word in rest if word not in ("-n", "-e"))
             case ["printf", "%s" | "%s\\n", value]:

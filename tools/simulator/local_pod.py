@@ -22,6 +22,7 @@ mount paths are local directories (`volumes`); requested cores are this machine'
 (`tools.local.job.at_port`).
 """
 
+import itertools
 import os
 import re
 import shutil
@@ -197,6 +198,18 @@ def gpus(pod: Pod) -> int:
     resources = pod.container.get("resources") or {}
     amount = (resources.get("limits") or {}).get(NVIDIA) or (resources.get("requests") or {}).get(NVIDIA) or 0
     return int(quantity(str(amount)))
+
+
+def shown_gpus(count: int, environment: Mapping[str, str]) -> int:
+    """Return how many of a pod's GPUs its variables leave to CUDA."""
+    if environment.get("NVIDIA_VISIBLE_DEVICES") in ("none", "void", ""):
+        return 0
+    if "CUDA_VISIBLE_DEVICES" not in environment:
+        return count
+    names = [name.strip() for name in environment["CUDA_VISIBLE_DEVICES"].split(",")]
+    # CUDA ignores what stands behind a name that is no device.
+    valid = itertools.takewhile(lambda name: name.startswith(("GPU-", "MIG-")) or name.isdigit(), names)
+    return min(count, len(list(valid)))
 
 
 def visible_gpus(user: Mapping[str, str]) -> list[str]:

@@ -24,6 +24,7 @@ RENDEZVOUS = (
     *("init-method", "dist-url", "master-addr", "master-address", "main-process-ip", "coordinator-address"),
     *("rank", "node-rank", "machine-rank", "world-size", "num-nodes", "nnodes", "rdzv-endpoint"),
 )
+ADDRESSES = ("init-method", "dist-url", "dist-init-method")
 OWN_ID = re.compile(r"\$\{?RANDOM\b\}?|\$\((?:uuidgen|date)\b[^)]{0,40}\)")  # a rendezvous id of each pod
 ETCD = ("etcd", "etcd-v2")
 GIVE_COMMAND = 'write it in the manifest as command: ["torchrun", ...], or give --command or --image-config'
@@ -244,6 +245,11 @@ def _plain_node(pod: Pod, hosts: Hosts, understood: Launch) -> Node:
         if name in understood.unsure:
             raise Finding(f"{pod.name}: {name} is {understood.unsure[name]}", None, State.CANNOT_TELL)
     missing = [name for name in needed if not values.get(name, "").strip()]
+    given = option(understood.words, ADDRESSES)
+    other = given and given[1].startswith("tcp://") and values.get("MASTER_ADDR", " ") not in given[1]
+    if given and other and len(hosts.pods) > 1:
+        reason = f"{pod.name}: {given[0]} {given[1]} is not the address that the controller gives"
+        raise Finding(reason, f"{given[0]} env://", State.CANNOT_TELL)
     if missing and len(hosts.pods) > 1 and (given := option(understood.words, RENDEZVOUS)):
         reason = f"{pod.name}: the program gets its rendezvous by {given[0]}, which is not read here"
         raise Finding(reason, hosts.job.to_meet, State.CANNOT_TELL)

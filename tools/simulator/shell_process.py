@@ -15,6 +15,8 @@ from tools.simulator.shell_run import BACKGROUND, DEEPEST, ENDLESS, Exit, Return
 from tools.simulator.torchrun import BadOptions
 
 _MORE = "it runs further commands"
+# A parser's words about a text that no shell takes.
+UNFINISHED = re.compile(r"without closing quote|can only be used to end|must be followed by|without matching")
 _FORKED = frozenset(("a pipe", "a subshell", BACKGROUND))
 
 
@@ -31,7 +33,12 @@ class Shell(Flow):
 
     def script(self, text: str, replaces: bool) -> int | None:
         """Run a text as this shell. `replaces`: it stands behind -c."""
-        parsed = shell.parse(text)
+        try:
+            parsed = shell.parse(text)
+        except Unreadable as problem:
+            if self.depth == 1 and not self.run.conditions and UNFINISHED.search(str(problem)):
+                raise BadOptions(f"{self.name} refuses its script: {problem}") from None
+            raise
         self.final = shell.final(parsed) if replaces else None
         try:
             status = self.run_body(shell.statements(parsed))
@@ -167,6 +174,8 @@ class Shell(Flow):
         fault = ""
         if path in self.run.plain:
             fault = "its mode lets no user execute it (Permission denied): set defaultMode: 0555"
+        if self.name and re.search(r"\S\s+\S", path) and not MARK.search(path):
+            fault = fault or "it is one word with spaces, and no program has that name"
         if first and text and not text.startswith("#!"):
             fault = fault or "it has no #! line (exec format error)"
         if fault and (self.run.conditions or self.run.may_end):

@@ -11,7 +11,7 @@ from tools.core import State, UserError, Verdict, output
 from tools.core.secret_patterns import mask
 from tools.facts.instances import NVIDIA
 from tools.simulator.launch import Launch
-from tools.simulator.local_pod import gpus
+from tools.simulator.local_pod import gpus, shown_gpus
 from tools.simulator.node import LONGEST_SHOWN, Apart, Finding, Given, Idle, Node, endless_init, launch_of, node_of
 from tools.simulator.torchrun import HYPERPOD, BadOptions
 from tools.workload import ControllerFault, Pod, PodsUnknown, Workload
@@ -218,6 +218,10 @@ def _judge_processes(nodes: Sequence[Node]) -> None:
 def _judge_devices(nodes: Sequence[Node]) -> None:
     for node in nodes:
         devices = gpus(node.pod)
+        shown = shown_gpus(devices, node.launch.environment)
+        if devices and shown < min(devices, node.processes or 1):
+            reason = f"CUDA_VISIBLE_DEVICES or NVIDIA_VISIBLE_DEVICES leaves {shown} of {output.count(devices, 'GPU')}"
+            raise Finding(f"{node.pod.name}: {reason} to {node.processes or 'its'} processes", "remove the variable")
         if devices and (node.processes or 0) > devices and node.launch.torchrun is not None:
             raise Crowded(
                 f"{node.pod.name}: {node.processes} processes share {output.count(devices, 'GPU')}"
@@ -257,6 +261,9 @@ def _alone_by_option(node: Node) -> bool:
 
 def _why_apart(node: Node, job: Workload) -> str:
     torchrun = node.launch.torchrun
+    address = node.launch.environment.get("MASTER_ADDR", "").strip()
+    if torchrun is None and address and node.launch.environment.get("RANK"):
+        return f"MASTER_ADDR is {address} in {node.pod.name}, which is not the same pod for all"
     if torchrun is None:
         given = "; the operator sets them only with a Master" if job.kind == "PyTorchJob" else ""
         return f"python starts without RANK and MASTER_ADDR{given}"

@@ -2,14 +2,19 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
+from tools.core.output import short
+from tools.core.tables import load
 from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.kube.manifests import Object
 from tools.preflight.rule import Place, rule
 from tools.preflight.rules.storage import LAYER, READ_ONLY, storage
 from tools.preflight.subject import Subject, Template
-from tools.simulator.command_line import literals
+from tools.simulator.command_line import literals, script
+from tools.simulator.shell import ASSIGNMENT, SHELLS
 
+_WORDS: dict[str, list[str]] = load("preflight/words.yaml")
 TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")  # where Python looks for a temporary directory, after TMPDIR
 CACHES = re.compile(r"^(?:(?:XDG_\w+_|HF_|TORCH_|TRITON_)?HOME|MPLCONFIGDIR|WANDB_DIR|TORCH_EXTENSIONS_DIR)$|CACHE")
 # Variables that move the caches out of the home directory.
@@ -26,8 +31,20 @@ def executable(subject: Subject, template: Template) -> Iterator[Verdict]:
         if re.search(r"\S\s+\S", first):
             summary = "the whole command is one word, and no file has that name"
             yield bad(place, summary, "one list item for each word, or sh -c before it")
+        elif ASSIGNMENT.match(first) or first in _WORDS["of a shell"]:
+            yield bad(place, f"{short(first, 60)} is for a shell, and no file has that name", "sh -c before it")
+        elif script(container) is None and (operator := _operator(container)):
+            summary = f"{operator} is an argument of {first}: no shell reads the command"
+            yield bad(place, summary, "sh -c, and the whole command as one text")
         else:
             yield good(place, "one word")
+
+
+def _operator(container: Object) -> str:
+    """Return a word that only a shell understands, of a command without one."""
+    words = [*(container.get("command") or []), *(container.get("args") or [])]
+    starts = {PurePosixPath(word).name for word in words}
+    return "" if starts & set(SHELLS) else next((word for word in words if word in _WORDS["operators of a shell"]), "")
 
 
 @rule("run-as-user", each="templates")
