@@ -15,7 +15,7 @@ from tools.simulator.prefixes import AGENT, ENTRYPOINTS, PYTHON, TABLE, python_m
 from tools.simulator.script import Outcome
 from tools.simulator.shell import SHELLS
 from tools.simulator.shell_run import ENDLESS, Started
-from tools.simulator.torchrun import Torchrun, UnknownOptions
+from tools.simulator.torchrun import BadOptions, Torchrun, UnknownOptions
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ def read(
     shown = " ".join(command)
     follow = partial(script.follow, command, environment, files or {}, complete, plain=plain)
     outcome = follow()
+    if outcome.refused:
+        raise BadOptions(outcome.refused)
     index, unknown = _main(outcome)
     if index is None:
         code = bool(outcome.programs) and not outcome.unreadable and _is_code(outcome, -1)

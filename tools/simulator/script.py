@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from tools.simulator.expansion import LARGEST, Budget, Scope
 from tools.simulator.shell import Unreadable
 from tools.simulator.shell_process import Shell
-from tools.simulator.shell_run import Exit, Run, Started
+from tools.simulator.shell_run import Exit, NotStarted, Run, Started
 
 
 @dataclass
 class Outcome:
     """The programs in the order in which they start, and the exit status of the command.
 
-    `undecided`: the status depends on what only the pod knows. `unreadable` says what could not be followed.
+    `undecided`: the status depends on what only the pod knows. `unreadable` says what could not be followed,
+    and `refused` why the command does not start.
     """
 
     programs: list[Started]
@@ -30,6 +31,7 @@ class Outcome:
     status: int | None = None
     undecided: bool = False
     unreadable: str = ""
+    refused: str = ""
     effort: int = 0  # commands that were followed, and words of about their cost
 
 
@@ -45,7 +47,7 @@ def follow(
 
     `files` are those of the manifest by path; None is a file whose text is not known. `complete`: the
     environment has the image's own variables. `fails` is the index of the program that fails.
-    `plain` are the files that cannot be executed. Raises BadOptions where the container cannot start.
+    `plain` are the files that cannot be executed.
     """
     run = Run(dict(files), fails, plain)
     values = {name: value.replace("\0", "") for name, value in environment.items()}
@@ -57,6 +59,8 @@ def follow(
         result.status = end.status
     except (Unreadable, RecursionError) as reason:
         result.unreadable = str(reason) if isinstance(reason, Unreadable) else "it is nested too deeply"
+    except NotStarted as reason:
+        result.refused = str(reason)
     result.undecided = run.undecided
     result.effort = run.steps + (LARGEST - scope.budget.left) // 64
     return result

@@ -11,8 +11,7 @@ from tools.simulator.expansion import MARK, Scope
 from tools.simulator.prefixes import Parent, behind_prefixes
 from tools.simulator.shell import SHELLS, Node, Unreadable, written
 from tools.simulator.shell_flow import Flow
-from tools.simulator.shell_run import BACKGROUND, DEEPEST, ENDLESS, Exit, Return, Run, Started
-from tools.simulator.torchrun import BadOptions
+from tools.simulator.shell_run import BACKGROUND, DEEPEST, ENDLESS, Exit, NotStarted, Return, Run, Started
 
 _MORE = "it runs further commands"
 # A parser's words about a text that no shell takes.
@@ -37,7 +36,7 @@ class Shell(Flow):
             parsed = shell.parse(text)
         except Unreadable as problem:
             if self.depth == 1 and not self.run.conditions and UNFINISHED.search(str(problem)):
-                raise BadOptions(f"{self.name} refuses its script: {problem}") from None
+                raise NotStarted(f"{self.name} refuses its script: {problem}") from None
             raise
         self.final = shell.final(parsed) if replaces else None
         try:
@@ -176,12 +175,12 @@ class Shell(Flow):
             fault = "its mode lets no user execute it (Permission denied): set defaultMode: 0555"
         if self.name and re.search(r"\S\s+\S", path) and not MARK.search(path):
             fault = fault or "it is one word with spaces, and no program has that name"
-        if first and text and not text.startswith("#!"):
+        if first and text and not text.startswith("#!") and "\0" not in text:
             fault = fault or "it has no #! line (exec format error)"
         if fault and (self.run.conditions or self.run.may_end):
             raise Unreadable(f"{path} does not start: {fault}")
         if fault:
-            raise BadOptions(f"{path} does not start: {fault}")
+            raise NotStarted(f"{path} does not start: {fault}")
 
     def _shell(
         self, name: str, words: list[str], environment: dict[str, str], parents: tuple[Parent, ...], given: str

@@ -25,6 +25,10 @@ class Started:
     parents: tuple[Parent, ...] = ()
 
 
+class NotStarted(Exception):
+    """The command surely does not start. The message says why."""
+
+
 class Exit(Exception):
     def __init__(self, status: int | None) -> None:
         self.status = status

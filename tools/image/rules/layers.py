@@ -139,6 +139,9 @@ def _from_stage(subject: Subject, stage: Stage, one: Instruction, giver: str) ->
         yield bad(at(subject, one), f"{giver} is not a stage before this one", "move that stage before this one")
     elif found is None and giver.isdigit():
         yield bad(at(subject, one), f"there is no stage {giver}", f"a number from 0 to {stage.index - 1}, or a name")
+    elif found is None and giver in _TABLES["names of stages"]:
+        text = f"there is no stage {giver}, and Docker Hub has no image of this name"
+        yield bad(at(subject, one), text, f"FROM ... AS {giver}, before this stage")
     elif found is None and (meant := _meant(subject, giver)):
         yield unclear(at(subject, one), f"{giver} is not a stage, but may be an image", f"did you mean {meant}?")
 
@@ -183,6 +186,21 @@ def doubled_v(subject: Subject) -> Iterator[Verdict]:
                 text = f"v${{{match[1]}}} has two v: the value of {match[1]} begins with one"
                 yield bad(at(subject, one), text, f"${{{match[1]}}} without the v before it")
                 break
+
+
+@rule("system-packages")
+def system_packages(subject: Subject) -> Iterator[Verdict]:
+    managers = {name for _, row in SYSTEM for name in row["programs"]}
+    users: dict[int, str] = {}
+    for stage, one in subject.dockerfile.instructions():
+        if one.name == "USER":
+            users[stage.index] = one.value.strip().strip("\"'").split(":")[0]
+        user = users.get(stage.index, "root")
+        if one.name != "RUN" or user.lower() in ("root", "0") or unresolved(user):
+            continue
+        used = (words[0] for words in commands(script(one)) if {"install", "update", "add"} & set(words))
+        if name := next((word for word in used if word in managers), None):
+            yield bad(at(subject, one), f"{name} needs root, and the user is {user}", "USER root, before this RUN")
 
 
 def _moving(one: Instruction, after: str) -> tuple[str, str] | None:

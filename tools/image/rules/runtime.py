@@ -157,6 +157,8 @@ def _first_process(subject: Subject, started: list[Instruction]) -> Iterator[Ver
     if missing:
         what = f"{missing} is not in the context, so it is unknown whether it ends in exec"
         yield doubtful(place, what, remedy)
+    elif outcome.refused:
+        yield bad(place, outcome.refused, "a script that begins with #!/bin/sh, and has the mode 0755")
     elif outcome.unreadable:
         yield doubtful(place, f"whether SIGTERM arrives is not known: {outcome.unreadable}", remedy)
     elif not outcome.programs or (shell and outcome.programs[-1].words[0] in (words[0], GIVEN)):
