@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from tools.simulator import launch, shell
 from tools.simulator.shell import LONGEST, Unreadable
+from tools.simulator.torchrun import BadOptions
 
 RUN = "torchrun a.py"
 # Each of them starts the launcher once, and it ends at once.
@@ -225,8 +227,6 @@ def test_words_of_bash(script: str, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        ("torchrun 'a", "line 1: reached EOF without closing quote"),
-        ("true\nif true; torchrun a.py; fi", "line 2: `fi` can only be used to end an `if`"),
         ("torchrun a.py )", "encountered `)`"),
         ("( " * 300 + RUN + " )" * 300, "nested too deeply"),
         ("torchrun " + "${A:-" * 300, "nested too deeply"),
@@ -244,6 +244,19 @@ def test_what_is_not_followed_is_said(script: str, reason: str) -> None:
     began = time.process_time()
     assert reason in launch.read(["bash", "-c", script], {}).unknown
     assert time.process_time() - began < 5  # bounded: the texts would take hours or all memory
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("torchrun 'a", "line 1: reached EOF without closing quote"),
+        ("true\nif true; torchrun a.py; fi", "line 2: `fi` can only be used to end an `if`"),
+    ],
+)
+def test_a_text_that_no_shell_takes_does_not_start(script: str, reason: str) -> None:
+    with pytest.raises(BadOptions, match=re.escape(reason)):
+        launch.read(["bash", "-c", script], {})
+    assert subprocess.run(["bash", "-n", "-c", script], capture_output=True, check=False).returncode
 
 
 def test_hostile_texts_take_bounded_time() -> None:
