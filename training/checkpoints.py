@@ -173,7 +173,8 @@ def tier_at(where: str | Path) -> Tier:
         from training.checkpoint.s3 import Bucket  # not needed for a directory
 
         return Bucket(str(where))
-    return Directory(RunDir(where).checkpoints)
+    path = RunDir(where).checkpoints
+    return Directory(Path(where) if Path(where).name == path.name and not path.exists() else path)
 
 
 def copied(tier: Tier, to: Tier, step: int | None) -> Copied:

@@ -126,7 +126,7 @@ class Directory:
         self._attempts: dict[str, Attempt] = {}
 
     def runs(self) -> list[str]:
-        return []
+        return [] if self.path.exists() else sorted(path.parent.name for path in self.path.parent.glob("*/checkpoints"))
 
     def where(self, step: int) -> str:
         return str(self.path / step_name(step))

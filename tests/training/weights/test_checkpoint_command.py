@@ -120,6 +120,13 @@ def test_quarantine_moves_a_step_aside(run: RunDir, capsys: pytest.CaptureFixtur
     assert list(run.checkpoints.iterdir()) == []
 
 
+def test_a_directory_of_runs_and_one_of_checkpoints(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["checkpoint", "list", str(run.path.parent)]) == 2
+    assert f"has no checkpoint itself, but runs; add one of {run.path.name}" in capsys.readouterr().err
+    assert cli.invoke(["checkpoint", "list", str(run.checkpoints)]) == 0
+    assert "step 40" in capsys.readouterr().out
+
+
 def test_the_newest_step_after_a_quarantine_is_a_good_one(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     (run.checkpoints / "step-00000020" / "MANIFEST.json").unlink()
     assert cli.invoke(["checkpoint", "quarantine", str(run.path), "--step", "40", "--yes"]) == 0
