@@ -259,6 +259,7 @@ def test_accelerate_counts_the_processes_of_all_nodes() -> None:
         ("g5/llama-tiny", {"instance": "g5.48xlarg"}, "unknown instance type", "did you mean g5.48xlarge?"),
         ("g5/llama-3-2-3b", {"instance": "g5.xlarge"}, "GiB a GPU needed", "--instance g5.48xlarge"),
         (CELL, {"features": ("kueu",)}, "overlays/feature/kueu does not exist", "did you mean kueue?"),
+        (CELL, {"features": ("trainjob", "volcano")}, "trainjob cannot be added together with volcano", "/runPolicy"),
         (CELL, {"nodes": 5000}, "more than 4096", ""),
     ],
 )  # fmt: skip

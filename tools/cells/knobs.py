@@ -286,8 +286,17 @@ def _with_features(manifests: Manifests, names: Sequence[str]) -> Manifests:
         if name not in features():
             hint = repo.did_you_mean(name, features()) or f"known: {', '.join(features())}"
             raise UserError(f"--feature {name}: {FEATURES}/{name} does not exist", hint)
+    added: list[str] = []
     for name in sorted(names, key=CHANGE_KIND.__contains__):
-        text = kustomize.with_component(manifests.objects, f"{FEATURES}/{name}")
+        try:
+            text = kustomize.with_component(manifests.objects, f"{FEATURES}/{name}")
+        except UserError as problem:
+            _, found, why = problem.message.partition(" does not render: ")
+            if not found:
+                raise
+            place = f"together with {', '.join(added)}" if added else f"to {manifests.source}"
+            raise UserError(f"--feature {name} cannot be added {place}", f"kustomize: {why}") from None
+        added.append(name)
         result = kustomize.in_order(parse(text, manifests.source))
         if result.objects == manifests.objects:
             kind = kinds.job_of(manifests).kind
