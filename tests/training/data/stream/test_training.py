@@ -13,17 +13,18 @@ import pytest
 from tests.training.inprocess import losses, run
 from training.data.errors import DataError
 
+STEPS = 40
 KEYS = (
     "data.stream={shuffle_buffer: 20}",
     "train.global_batch_size=8",
-    "train.steps=12",
+    f"train.steps={STEPS}",
     "checkpoint.every=4",
 )
 
 
 @pytest.mark.long
 @pytest.mark.longest
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_a_killed_run_continues_bit_for_bit_and_on_another_number_of_ranks(
     start: Callable[..., Any],
     serve: Callable[..., Any],
@@ -39,13 +40,13 @@ def test_a_killed_run_continues_bit_for_bit_and_on_another_number_of_ranks(
     for pid in killed.workers():
         os.kill(pid, signal.SIGKILL)
     assert killed.wait() != 0
-    assert len(killed.records()) < 12, "the control: it was killed before its end"
+    assert len(killed.records()) < STEPS, "the control: it was killed before its end"
     assert losses(run(texts, keys, killed.run, data_root)) == whole, "bit for bit"
     assert server.faults()
-    two = start("whole", nproc=2, overrides=(*keys, "train.steps=14"), alone=False)
-    assert two.wait(200) == 0, two.text()
-    assert "continuing from step 12" in two.text(), "two ranks continue one rank's checkpoint"
-    assert losses(run(texts, (*keys, "train.steps=14"), killed.run, data_root)) == pytest.approx(
+    two = start("whole", nproc=2, overrides=(*keys, f"train.steps={STEPS + 2}"), alone=False)
+    assert two.wait(400) == 0, two.text()
+    assert f"continuing from step {STEPS}" in two.text(), "two ranks continue one rank's checkpoint"
+    assert losses(run(texts, (*keys, f"train.steps={STEPS + 2}"), killed.run, data_root)) == pytest.approx(
         two.losses(), rel=1e-4
     ), "and two ranks read the same global batches"
 
