@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -26,7 +27,8 @@ def _reaction(value: str) -> str:
     kind, _, most = value.partition(":")
     if value in ("stop", "skip", "ignore") or (kind == "rollback" and re.fullmatch("[1-9][0-9]{0,2}", most)):
         return value
-    near = "rollback:1" if kind.startswith("roll") else "stop"
+    near = difflib.get_close_matches(kind, ("stop", "skip", "ignore", "rollback"), n=1, cutoff=0.0)[0]
+    near = near.replace("rollback", "rollback:1")
     raise ValueError(f"{value!r} is not stop, skip or rollback:N with N from 1 to 999; nearest value: {near}")
 
 
