@@ -15,7 +15,9 @@ from tools.simulator.shell_run import BACKGROUND, DEEPEST, ENDLESS, Exit, NotSta
 
 _MORE = "it runs further commands"
 # A parser's words about a text that no shell takes.
-UNFINISHED = re.compile(r"without closing quote|can only be used to end|must be followed by|without matching")
+UNFINISHED = re.compile(
+    r"without closing quote|can only be used to end|must be followed by|without matching `(?!\$?\(\()"
+)
 _FORKED = frozenset(("a pipe", "a subshell", BACKGROUND))
 
 
