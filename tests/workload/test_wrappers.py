@@ -28,14 +28,16 @@ def app_wrapper(*inner: Object) -> Object:
 
 
 def experiment(inner: Object, **parameters: Object) -> Object:
+    """Return an Experiment of a trial, which declares those of its parameters that the trial uses."""
+    declared = [
+        *({"name": f"my-{name}", "reference": name} for name in parameters),
+        {"name": "trial", "reference": "${trialSpec.Name}"},
+    ]
     spec = {
         "parameters": [{"name": name, "feasibleSpace": space} for name, space in parameters.items()],
         "trialTemplate": {
             "primaryContainerName": "pytorch",
-            "trialParameters": [
-                *({"name": f"my-{name}", "reference": name} for name in parameters),
-                {"name": "trial", "reference": "${trialSpec.Name}"},
-            ],
+            "trialParameters": [one for one in declared if f"trialParameters.{one['name']}}}" in str(inner)],
             "trialSpec": {key: value for key, value in inner.items() if key != "metadata"},
         },
     }
@@ -98,8 +100,27 @@ def test_a_trials_placeholders_are_not_template_text() -> None:
     (workload,) = kinds.find(Manifests("here", [experiment(job, lr={"min": "0.01"})])).workloads
     assert workload.pods()[0].container["command"][-2:] == ["--lr=0.01", "--name=search-00000000"]
     assert workload.namespace == "team"
-    (unnamed,) = kinds.find(Manifests("here", [experiment(job, rate={"min": "0.01"})])).workloads
-    assert unnamed.pods()[0].container["command"][-2] == "--lr=${trialParameters.my-lr}"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "fault"),
+    [
+        ([{"name": "my-lr", "reference": "lr"}], ""),
+        ([], "spec.trialTemplate.trialParameters must be a list with my-lr"),
+        ([{"name": "my-lr", "reference": "rate"}], "reference must be the name of one of spec.parameters"),
+        ([{"name": "my-lr", "reference": "lr"}, {"name": "b", "reference": "lr"}], "a list without b"),
+    ],
+)
+def test_katib_refuses_parameters_that_trial_and_template_do_not_share(parameters: list[Object], fault: str) -> None:
+    (job,) = bed("PyTorchJob")
+    job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"] = template(
+        [*TORCHRUN, "--lr=${trialParameters.my-lr}"], "pytorch"
+    )
+    search = experiment(job, lr={"min": "0.01", "max": "0.1"})
+    search["spec"]["trialTemplate"]["trialParameters"] = parameters
+    told = [one.summary for one in checked(search).of(State.FAIL) if one.details["rule"] == "types"]
+    assert bool(told) is bool(fault)
+    assert fault in "".join(told)
 
 
 @pytest.mark.parametrize("text", [None, "", "kind: [", "- a", "kind: 1\napiVersion: v1"])

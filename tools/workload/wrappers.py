@@ -2,8 +2,8 @@
 
 Sources: github.com/project-codeflare/appwrapper v1.2.0, api/v1beta2/appwrapper_types.go;
 github.com/kubeflow/katib v0.19.0, pkg/controller.v1beta1/experiment/manifest/generator.go (Katib replaces the
-placeholders in the text of the trial, and sets name and namespace). `List` is opened by
-tools/kube/manifests.py.
+placeholders in the text of the trial, and sets name and namespace), and of November 2026,
+pkg/webhook/v1beta1/experiment/validator/validator.go. `List` is opened by tools/kube/manifests.py.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tools.core.errors import UserError
-from tools.core.nested import mapped
+from tools.core.nested import mapped, walk
 from tools.kube.manifests import MOST_PODS, Object, counts, documents, name_of
 from tools.kube.shapes import WRAPPERS, Misshape, misshapes
 
@@ -61,6 +61,7 @@ def _opened(part: Part, maps: Object, depth: int) -> Iterator[Part]:
         yield part
         return
     faults = tuple(misshapes(part.item, shape, ""))
+    faults = faults or tuple(_of_parameters(part.item, maps))
     inner = [] if faults or depth >= DEEPEST else list(_inner(part.item, maps))
     faults += tuple(
         Misshape(f"{path}.{name}", value, f"at most {MOST_PODS}")
@@ -91,6 +92,26 @@ def _inner(item: Object, maps: Object) -> Iterator[tuple[str, Object]]:
         filled = mapped(trial_spec, lambda text: PLACEHOLDER.sub(lambda one: values.get(one[1], one[0]), text))
         place = "trialSpec" if "trialSpec" in spec["trialTemplate"] else "configMap"
         yield f"spec.trialTemplate.{place}", _named(filled, item, trial, always=True)
+
+
+def _of_parameters(item: Object, maps: Object) -> Iterator[Misshape]:
+    """Yield what Katib's webhook refuses: parameters of the trial that are not those of its template."""
+    template = item["spec"].get("trialTemplate") or {}
+    trial = _trial_spec(template, maps)
+    if trial is None:
+        return
+    used = {one[1] for _, text in walk(trial) if isinstance(text, str) for one in PLACEHOLDER.finditer(text)}
+    given = {one["name"] for one in template.get("trialParameters") or []}
+    path = "spec.trialTemplate.trialParameters"
+    if missing := sorted(used - given):
+        yield Misshape(path, sorted(given), f"a list with {', '.join(missing)}, which the trial uses")
+    if unused := sorted(given - used):
+        yield Misshape(path, sorted(given), f"a list without {', '.join(unused)}, which the trial does not use")
+    names = {one["name"] for one in item["spec"].get("parameters") or []}
+    for one in template.get("trialParameters") or []:
+        reference = one.get("reference") or ""
+        if names and reference not in names and not reference.startswith("${"):
+            yield Misshape(f"{path}[{one['name']}].reference", reference, "the name of one of spec.parameters")
 
 
 def _trial_spec(template: Object, maps: Object) -> Object | None:
