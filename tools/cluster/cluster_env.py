@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.core import UserError, did_you_mean, repo
-from training.run.files import read_bounded
+from tools.kube.manifests import text_of
 
 FILE = "cluster.env"
-LARGEST = 2**20  # bytes
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -45,14 +44,8 @@ def read(path: Path) -> dict[str, Fact]:
     The format is that of kustomize's `configMapGenerator: envs:`, from which Flux reads the facts: the value
     is everything after the first `=`, quotes and spaces included. Raises UserError with the line.
     """
-    try:
-        lines = read_bounded(path, LARGEST, follow=True).decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError:
-        raise UserError(f"{repo.shown(path)}: not a UTF-8 text") from None
-    except OSError as problem:
-        raise UserError(f"{repo.shown(path)}: {problem.strerror or problem}") from None
     facts: dict[str, Fact] = {}
-    for number, raw in enumerate(lines, start=1):
+    for number, raw in enumerate(text_of(path, repo.shown(path)).splitlines(), start=1):
         line = raw.lstrip()
         if not line or line.startswith("#"):
             continue
