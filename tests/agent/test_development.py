@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.agent.conftest import Started, descendants, interpreters
+from training.pod import development
 from training.remote import code_writer
 
 TRAIN = """\
@@ -288,6 +289,18 @@ def test_control_without_the_directory_a_failed_command_ends_the_pod(start: Star
     started = start("sh", "-c", "exit 3", TRAINYARD_CODE=str(tmp_path / "missing"))
     assert started.wait() != 0
     assert "waiting" not in started.err
+
+
+@pytest.mark.parametrize("state", [development.STARTED, development.FAILED])
+def test_a_request_that_comes_while_the_command_starts_or_fails_is_met_next(state: str, tmp_path: Path) -> None:
+    code = development.Code(tmp_path)
+    (tmp_path / "request.json").write_text(json.dumps({"id": "a1", "wanted": development.STOPPED}))
+    code.answer(state)
+    assert code.asks_to_stop()
+    assert json.loads((tmp_path / "state.json").read_text())["id"] == ""
+    code.answer(development.STOPPED)
+    assert not code.asks_to_stop()
+    assert json.loads((tmp_path / "state.json").read_text())["id"] == "a1"
 
 
 def test_a_pod_that_waits_ends_when_it_is_asked_to(pod: Callable[..., Pod]) -> None:

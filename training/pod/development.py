@@ -133,8 +133,13 @@ class Code:
         return not ranks
 
     def answer(self, state: str, message: str = "") -> None:
-        """Tell that the newest request was met, or that the command failed."""
-        self._answered = self._asked()
+        """Tell that the newest request was met, or that the command failed.
+
+        A request to stop that came while the command started or failed is not met by that, but next.
+        """
+        asked = self._asked()
+        if state == STOPPED or asked[1] != STOPPED or asked[0] == self._answered[0]:
+            self._answered = asked
         values = {"id": self._answered[0], "state": state, "time": time.time(), "message": message}
         write_json(self._state, values)
 
