@@ -294,4 +294,4 @@ def test_what_does_not_fit_is_refused_before_it_is_fetched(
     monkeypatch.setattr(arrive, "_free", lambda _: free)
     said, message = _in_process(tmp_path, monkeypatch)
     assert (said == "there") is fits, message
-    assert fits or "MB free, and" in message
+    assert fits or "MiB free, and" in message
