@@ -205,6 +205,30 @@ def wrapped(live: Live) -> Object:
     return outer
 
 
+def test_a_volcano_job_that_waits_for_its_queue_has_no_pods_yet(play: Play, yard: Yard) -> None:
+    """The job names its scheduler, and the templates of its tasks do not."""
+    live = Live("Volcano", {"state": {"phase": "Pending"}})
+    live.pods.clear()
+    metadata = {"name": "job-uid", "ownerReferences": [{"uid": "uid-job"}]}
+    live.objects["podgroups.scheduling.volcano.sh"] = [
+        {"metadata": metadata, "spec": {"minMember": 2, "queue": "default"}, "status": {"phase": "Pending"}}
+    ]
+    live.objects["queues.scheduling.volcano.sh"] = [{"metadata": {"name": "default"}, "status": {"state": "Open"}}]
+    about = {"kind": "PodGroup", "name": "job-uid"}
+    full = {
+        "kind": "Event",
+        "metadata": {"name": "full"},
+        "involvedObject": about,
+        "message": "resource in cluster is overused: overused cpu",
+    }
+    live.objects["events"] = [full]
+    play(live)
+    answer = yard.json("why", "-n", NAMESPACE, code=1)
+    assert (answer["cause"], answer["verdict"]) == ("queue", "FAIL")
+    assert answer["evidence"][:2] == ["PodGroup job-uid: phase Pending, minMember 2", f"event: {full['message']}"]
+    assert "podgroups" in answer["remedy"]
+
+
 def test_a_job_in_an_appwrapper_is_listed_once_and_acts_through_it(play: Play, yard: Yard) -> None:
     live = Live("PyTorchJob")
     wrapped(live)

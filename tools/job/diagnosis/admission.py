@@ -48,14 +48,17 @@ def gang(snapshot: Snapshot) -> Iterator[Cause]:
     if len(pods) < snapshot.replicas or any(pod.node is None for pod in pods):
         yield from queues.gang_queue(snapshot, pods)
     group = queues.group(snapshot)
-    phase = ((group or {}).get("status") or {}).get("phase")
+    status = (group or {}).get("status") or {}
+    phase = status.get("phase")
     if len(pods) < snapshot.replicas and group is not None and phase in (None, "Pending"):
         least = (group.get("spec") or {}).get("minMember")
-        conditions = (group.get("status") or {}).get("conditions") or []
-        said = [short(one["message"]) for one in conditions[-1:] if one.get("message")]
-        line = f"PodGroup {group['metadata']['name']}: phase {phase or 'none'}, minMember {least}"
+        name = group["metadata"]["name"]
+        events = [f"event: {one.get('message')}" for one in snapshot.events("PodGroup", name)]
+        conditions = [str(one["message"]) for one in status.get("conditions") or [] if one.get("message")]
+        said = [short(one) for one in (*conditions[-1:], *list(dict.fromkeys(events))[-2:])]
+        line = f"PodGroup {name}: phase {phase or 'none'}, minMember {least}"
         summary = f"the gang of {least} pods is not admitted to queue {group['spec'].get('queue', 'default')}"
-        yield Cause("queue", Layer.JOB, summary, [line, *said])
+        yield Cause("queue", Layer.JOB, summary, [line, *said], advice=queues.GANG_ADVICE)
 
 
 def operator(snapshot: Snapshot) -> Iterator[Cause]:

@@ -20,6 +20,7 @@ WORKLOAD_AFTER = 30.0  # seconds after which Kueue has created its Workload of a
 WAITS = (None, "", "Pending", "Inqueue", "PreScheduling", "Scheduling", "Unknown")  # phases of PodGroups
 STOPPED = ("Hold", "HoldAndDrain")
 NAME_A_QUEUE = "name an existing queue, or create this one"
+GANG_ADVICE = "wait, or check the queue (kubectl get queues,podgroups); a smaller job may start sooner"
 
 
 def kueue(snapshot: Snapshot, queue: str) -> tuple[list[str], str | None]:
@@ -121,7 +122,7 @@ def gang_queue(snapshot: Snapshot, pods: list[JobPod]) -> Iterator[Cause]:
         facts = list(_full(queue, gang))
     if facts:
         summary = f"the gang's queue {name} does not admit it"
-        yield Cause("queue", Layer.JOB, summary, facts, advice=None if queue else NAME_A_QUEUE)
+        yield Cause("queue", Layer.JOB, summary, facts, advice=GANG_ADVICE if queue else NAME_A_QUEUE)
 
 
 def _parent(queue: Object) -> str | None:
@@ -171,4 +172,4 @@ def gang_waits(snapshot: Snapshot) -> Iterator[Cause]:
     name, least = gang["metadata"]["name"], (gang.get("spec") or {}).get("minMember")
     evidence = [f"PodGroup {name}: phase {status.get('phase') or 'none'}, minMember {least}", *told]
     summary = "the gang scheduler does not place the group, although each pod would fit"
-    yield Cause("queue", Layer.BLOCKED, summary, evidence)
+    yield Cause("queue", Layer.BLOCKED, summary, evidence, advice=GANG_ADVICE)

@@ -105,7 +105,7 @@ def _further(
 ) -> dict[str, tuple[str, ...]]:
     """Return the queries for kinds that only this job needs: most clusters do not have them."""
     specs = [*template_specs(job), *(pod.spec for pod in pods)]
-    schedulers = {str(spec.get("schedulerName")) for spec in specs}
+    schedulers = {str(spec.get("schedulerName")) for spec in (*specs, job.spec)}  # a Volcano Job has its own
     if (job.spec.get("runPolicy") or {}).get("schedulingPolicy") and not schedulers & set(GANGS):
         schedulers.add("volcano")
     wanted: dict[str, str] = {}
