@@ -151,7 +151,7 @@ test-storage: setup-dev ## Run the tests of checkpoints in a bucket on a real S3
 test-cluster: setup-dev ## Run the tests on a real cluster that is started for them (the first run builds Kubernetes)
 	@.venv/bin/python -m tests.cluster build; exec $(PYTEST) --numprocesses 2 tests/cluster -m "not cluster_all" $(ARGS)
 
-test-cluster-all: setup-dev ## Run the long tests too: lost nodes, an elastic job, TrainJobs and queues, 1,024 nodes, Kubernetes 1.35 and 1.33
+test-cluster-all: setup-dev ## Run the long tests too: lost nodes, an elastic job, TrainJobs, queues, Volcano, 1,024 nodes, Kubernetes 1.35 and 1.33
 	@.venv/bin/python -m tests.parts.venv tests/cluster/kubeflow/requirements.lock; .venv/bin/python -m tests.cluster build; exec $(PYTEST) --numprocesses 2 tests/cluster $(ARGS)
 
 test-flux: setup-dev ## Run the tests with real Flux, each cluster on its own Kubernetes (the first run builds both)

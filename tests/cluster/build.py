@@ -20,6 +20,7 @@ OPERATOR = "github.com/kubeflow/training-operator"
 KWOK = "sigs.k8s.io/kwok"
 PROVISIONER = "github.com/rancher/local-path-provisioner"
 TRAINER, JOBSET, KUEUE = "github.com/kubeflow/trainer/v2", "sigs.k8s.io/jobset", "sigs.k8s.io/kueue"
+VOLCANO = "volcano.sh/volcano"  # later releases need a volcano.sh/apis that is not published as a module
 KUBERNETES = "1.36.3"
 OLDER = ("1.35.4", "1.33.13")  # the minor of clusters/; the oldest one that the tools work on, HyperPod's newest
 _VERSION = "k8s.io/component-base/version"
@@ -51,7 +52,12 @@ MODULES = {
     "coredns": Module(),
     "pause": Module(),
     "provisioner": Module(packages=(PROVISIONER,), folders={"provisioner": (PROVISIONER, "deploy")}),
-    # Only `make test-cluster-all` builds it.
+    # Only `make test-cluster-all` builds these and the older versions.
+    "volcano": Module(
+        packages=tuple(f"{VOLCANO}/cmd/{name}" for name in ("controller-manager", "scheduler", "webhook-manager")),
+        renamed={name: f"vc-{name}" for name in ("controller-manager", "scheduler", "webhook-manager")},
+        folders={"volcano": (VOLCANO, "installer")},
+    ),
     "controllers": Module(
         packages=(f"{TRAINER}/cmd/trainer-controller-manager", JOBSET, f"{KUEUE}/cmd/kueue"),
         folders={
@@ -86,6 +92,11 @@ class Programs:
     def controller_manifests(self, name: str) -> Path:
         """Return upstream's Kustomize directories of Trainer, JobSet or Kueue."""
         return self.roots["controllers"] / name
+
+    @property
+    def volcano_manifests(self) -> Path:
+        """Return upstream's file with all of Volcano's objects."""
+        return self.roots["volcano"] / "volcano/volcano-development.yaml"
 
     @property
     def operator_manifests(self) -> Path:

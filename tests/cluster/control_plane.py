@@ -153,7 +153,9 @@ class ControlPlane:
         stages += ["pod/fast/pod-ready", "pod/fast/pod-complete", "pod/fast/pod-delete"]
         texts = [(self.programs.kwok_stages / f"{name}.yaml").read_text(encoding="utf-8") for name in stages]
         config = self.sandbox.root / "kwok.yaml"
-        config.write_text("\n---\n".join(texts), encoding="utf-8")
+        # Pods of a Job of Kubernetes end at once. kwok looks at the kind, which Volcano's Job has too.
+        text = "\n---\n".join(texts).replace("ownerReferences.[].kind", "ownerReferences.[].apiVersion")
+        config.write_text(text.replace("'Job'", "'batch/v1'"), encoding="utf-8")
         kwok = self._start(
             "kwok",
             *(f"--kubeconfig={self.kube.kubeconfig}", f"--config={config}"),

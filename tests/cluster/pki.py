@@ -47,6 +47,12 @@ class Pki:
         }
         return self.kubeconfig(self.path(f"{name}.kubeconfig"), user)
 
+    def for_server(self, name: str, host: str) -> dict[str, bytes]:
+        """Create a certificate for a server and return it as the files of a TLS Secret."""
+        self._certificate(name, f"/CN={host}", (f"DNS:{host}",))
+        files = {"ca.crt": "ca.crt", "tls.crt": f"{name}.crt", "tls.key": f"{name}.key"}
+        return {key: self.path(file).read_bytes() for key, file in files.items()}
+
     def kubeconfig(self, path: Path, user: dict[str, str]) -> Path:
         """Write a self-contained kubeconfig. JSON is YAML."""
         cluster = {"server": self.server, "certificate-authority-data": self._data("ca.crt")}
