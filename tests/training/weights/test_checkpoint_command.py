@@ -71,7 +71,7 @@ def test_list_and_verify_report_the_damaged_step(run: RunDir, capsys: pytest.Cap
     assert cli.invoke(["checkpoint", "list", str(run.path)]) == 0
     first, second = capsys.readouterr().out.splitlines()
     size = sum(p.stat().st_size for p in (run.checkpoints / "step-00000020").glob("rank-*"))
-    assert first.split() == ["step", "20", f"{size / 1e6:,.1f}", "MB", "in", "2", "files", "by", "1", "rank"]
+    assert first.split() == ["step", "20", f"{size / 2**10:,.1f}", "KiB", "in", "2", "files", "by", "1", "rank"]
     assert second.startswith("  step 40  step-00000040/rank-00000.safetensors: has 5 bytes, the manifest says")
 
 
