@@ -1,10 +1,11 @@
-"""For every test run: bounded threads, torch on loopback only, uncaptured output, a closing count, suites on
-request.
+"""For every test run: bounded threads, Ctrl-C as at a terminal, torch on loopback only, uncaptured output, a closing
+count, suites on request.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -20,7 +21,12 @@ GUARD = str(Path(__file__).parent / "training" / "guard")  # read with every `im
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each process of pytest-xdist its share of the cores, before torch or tokenizers start threads."""
+    """Give each process of pytest-xdist its share of the cores, before torch or tokenizers start threads.
+
+    A shell lets what it starts in the background ignore Ctrl-C, which programs inherit: tests that send it would wait.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         return  # the workers inherit this process's environment
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -223,7 +223,7 @@ def test_an_interrupted_proof_leaves_nothing(number: signal.Signals, place: Plac
     place.write("import time; time.sleep(600)")
     with subprocess.Popen(
         place.words(), cwd=place.directory, env=place.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        text=True, start_new_session=True,
     ) as process:  # fmt: skip
         limit = time.monotonic() + 120
         while not place.processes() and time.monotonic() < limit:
