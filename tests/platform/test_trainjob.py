@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -224,7 +225,9 @@ def test_submit_takes_the_kind_that_is_served(
 def _serving(served: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a stand-in for kubectl on PATH, whose cluster serves these kinds."""
     program = folder / "kubectl"
-    program.write_text((repo.root() / "tests/job/kubectl.py").read_text(encoding="utf-8"), encoding="utf-8")
+    text = (repo.root() / "tests/job/kubectl.py").read_text(encoding="utf-8").partition("\n")[2]
+    # Not by `env`: a wrapper of Python, such as pyenv's, does not end with this PATH.
+    program.write_text(f"#!{os.path.realpath(sys.executable)} -IS\n{text}", encoding="utf-8")
     program.chmod(0o755)
     (folder / "objects.json").write_text(json.dumps({key: [] for key in served}), encoding="utf-8")
     monkeypatch.setenv("STAND_IN", str(folder))
