@@ -140,7 +140,7 @@ def _from_stage(subject: Subject, stage: Stage, one: Instruction, giver: str) ->
     elif found is None and giver.isdigit():
         yield bad(at(subject, one), f"there is no stage {giver}", f"a number from 0 to {stage.index - 1}, or a name")
     elif found is None and giver in _TABLES["names of stages"]:
-        text = f"there is no stage {giver}, and Docker Hub has no image of this name"
+        text = f"there is no stage {giver}, and no official image has this name"
         yield bad(at(subject, one), text, f"FROM ... AS {giver}, before this stage")
     elif found is None and (meant := _meant(subject, giver)):
         yield unclear(at(subject, one), f"{giver} is not a stage, but may be an image", f"did you mean {meant}?")
