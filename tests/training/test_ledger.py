@@ -206,7 +206,7 @@ def test_ranks_that_come_and_go(tmp_path: Path) -> None:
 
 
 def test_a_pod_whose_rank_has_another_number_after_a_shrink_counts_once(tmp_path: Path) -> None:
-    """Of three pods the second is lost: the third goes on as rank 1, and its old rank 2 ends with the old world."""
+    """Of three pods the second is lost: the third continues as rank 1, and its old rank 2 ends with the old world."""
     run = write(tmp_path, [], ranks=0)
     old, new = LIFE[:6], ((150, "joining"), (160, "training"), (200, "done"))
     lost = [(at, phase, step, name) for at, phase, step in old for name in ("a", "b", "c")]

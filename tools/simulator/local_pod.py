@@ -207,7 +207,7 @@ def shown_gpus(count: int, environment: Mapping[str, str]) -> int:
     if "CUDA_VISIBLE_DEVICES" not in environment:
         return count
     names = [name.strip() for name in environment["CUDA_VISIBLE_DEVICES"].split(",")]
-    # CUDA ignores what stands behind a name that is no device.
+    # CUDA ignores the names after the first one that is not a device.
     valid = itertools.takewhile(lambda name: name.startswith(("GPU-", "MIG-")) or name.isdigit(), names)
     return min(count, len(list(valid)))
 

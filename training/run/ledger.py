@@ -274,7 +274,7 @@ def of(evidence: Evidence) -> Ledger:
 
 
 def _moved(lives: Mapping[int, Sequence[_Life]]) -> list[int]:
-    """Return the ranks whose last pod went on as another rank: the world shrank, and ranks have new numbers."""
+    """Return the ranks whose last pod continued as another rank: the world shrank, and ranks have new numbers."""
     begun: dict[str, float] = {}
     for life in itertools.chain.from_iterable(lives.values()):
         begun[life.attempt] = max(begun.get(life.attempt, -math.inf), life.begin)
