@@ -11,6 +11,7 @@ from tools.preflight.rule import Place, needed, rule
 from tools.preflight.subject import Job, Subject, Template, texts, title
 from tools.simulator.command_line import command, literals, script
 from tools.simulator.environment import REFERENCE
+from tools.workload.pytorchjob import PyTorchJob
 from tools.workload.trainjob import TrainJob
 
 NAME_MARK = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][^{}]*+\})"  # $NAME and ${NAME}
@@ -54,7 +55,8 @@ def env_twice(subject: Subject, template: Template) -> Iterator[Verdict]:
                 place = Place(template.object, f"{path}.env[{found[-1]}]", values)
                 summary = f"{name} is set {len(found)} times"
                 if _refused(template.item, place.path):
-                    yield bad(place, f"{summary}: the API server refuses it", "keep one")
+                    since = " from operator 1.9 on" if template.item["kind"] == PyTorchJob.kind else ""
+                    yield bad(place, f"{summary}: the API server refuses it{since}", "keep one")
                 else:
                     yield doubtful(place, summary, "keep one")
         if entries and len(places) == len(entries):
