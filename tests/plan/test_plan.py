@@ -239,6 +239,27 @@ def test_commands(words: list[str], code: int, said: str, capsys: pytest.Capture
     assert said in shown.out + shown.err
 
 
+@pytest.mark.parametrize("words", [["plan", "show"], ["run", "--dry-run"]])
+def test_bounds_that_the_batch_does_not_fit_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke([*words, "cpu/llama-tiny", "--set", "nodes={min: 2, max: 200}"]) == 2
+    assert "nodes.max is 200, but 5 nodes cannot train" in (said := capsys.readouterr().err)
+    assert "nearest value: 4" in said
+
+
+def test_an_elastic_job_fits_at_its_fewest_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Three machines share 32 micro batches in two passes, and one holds what three divided."""
+
+    def told(*words: str) -> dict[str, dict[str, float]]:
+        assert cli.invoke(["plan", "show", "p5/llama-3-1-8b", *words, "--json"]) == 0
+        found: dict[str, dict[str, float]] = json.loads(capsys.readouterr().out)
+        return found
+
+    alone, bounded = told("--nodes", "1"), told("--nodes", "3", "--set", "nodes={min: 1, max: 3}")
+    assert bounded["memory"]["needed"] == alone["memory"]["needed"]
+    assert bounded["nodes"] == 3
+    assert bounded["tokens"] == alone["tokens"]
+
+
 def test_a_gpu_of_an_unnamed_machine_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An H20 or an MI300X on premises: the pods' host memory is not the card's."""
     assert cli.invoke(["render", "p5/llama-3-1-8b"]) == 0

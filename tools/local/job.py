@@ -150,6 +150,9 @@ def _check_script(pod: LocalPod) -> None:
 
 def _check_world(config: Config, pods: Sequence[LocalPod]) -> None:
     """Raise ConfigError when the job's ranks cannot share the batch, if the number of ranks is known."""
+    from training.config import elastic  # imported here: a script of your own needs none of it
+
     text = pods[0].environment.get("PET_NPROC_PER_NODE", "")
     if text.isdigit():
+        elastic.check(config, int(text))
         config.accumulation(len(pods) * int(text))

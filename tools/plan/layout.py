@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from tools.core.tables import load
 from tools.facts.instances import Instance
-from training.config import Config
+from training.config import Config, elastic
 from training.config.base import divisor_near
 from training.models import counting
 
@@ -144,6 +144,7 @@ class Layout:
     length: int  # tokens of a sequence
     micro: int  # sequences of a rank and pass
     accumulation: int = 1  # passes of a step
+    batch: int = 0  # sequences of a step, where some ranks of an elastic job have an empty pass; 0: no rank has
     gpus: int = 1
     per_node: int = 8
     shard: int = 1  # ranks that share the states (FSDP); 1: every rank holds all of them
@@ -178,7 +179,8 @@ class Layout:
 
     @classmethod
     def of(cls, config: Config, nodes: int, per_node: int) -> Self:
-        """Return the layout of a configuration. Raises ConfigError if the batch cannot be divided."""
+        """Return the layout of a configuration. Raises ConfigError if the ranks cannot train it."""
+        elastic.check(config, per_node)
         keys, device, lora = config.parallel.model_dump(), config.device, config.lora
         world, total = nodes * per_node, counting.parameters(config.model)
         shapes = counting.linear_shapes(config.model)
@@ -188,7 +190,8 @@ class Layout:
             device.attention == "auto" and device.type == "cpu" and config.sequence_length <= 512
         )
         return cls(
-            config.sequence_length, config.parallel.micro_batch_size, config.accumulation(world), world, per_node,
+            config.sequence_length, config.parallel.micro_batch_size, config.accumulation(world),
+            config.train.global_batch_size if config.nodes else 0, world, per_node,
             shard=(per_node if keys["sharding"] == "hsdp" else world) // keys["tensor"] if sharded else 1,
             tensor=keys["tensor"], sequence=False,
             gathers=1 if (small if reshard == "auto" else not reshard) else 2, sync_each=not small,
@@ -232,7 +235,7 @@ class Layout:
 
     @property
     def step_tokens(self) -> int:
-        return self.replicas * self.micro * self.length * self.accumulation
+        return (self.batch or self.replicas * self.micro * self.accumulation) * self.length
 
     @property
     def state_ranks(self) -> int:

@@ -78,11 +78,16 @@ class Estimate:
 
 
 def estimate(config: Config, nodes: int, room: Room) -> Estimate:
-    """Return what each process of a job on `nodes` nodes needs.
+    """Return what each process of a job on `nodes` nodes needs, of an elastic job at its fewest nodes.
 
     Raises ConfigError when the batch cannot be divided over the processes.
     """
-    return of_layout(Shape.of(config), Layout.of(config, nodes, room.processes), room)
+    return of_layout(Shape.of(config), Layout.of(config, fewest(config, nodes), room.processes), room)
+
+
+def fewest(config: Config, nodes: int) -> int:
+    """Return the nodes with which a job on `nodes` nodes needs the most memory: the fewest that it may have."""
+    return min(config.nodes.min, nodes) if config.nodes else nodes
 
 
 def of_layout(shape: Shape, layout: Layout, room: Room) -> Estimate:

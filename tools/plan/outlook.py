@@ -101,11 +101,12 @@ class Run:
     evaluated: float = 0.0  # steps' worth of held-out sequences, over the whole run
     kept: int = 2  # checkpoints that stay on the volume
     beside: bool = False  # whether a save is written while training continues
+    shrunk: Layout | None = None  # of an elastic job, at its fewest nodes
 
     @classmethod
     def of(cls, name: str, config: Config, nodes: int, room: Room, instance: Instance | None) -> "Run":
         """Return the run of a configuration. Raises ConfigError if the ranks cannot share the batch."""
-        layout = Layout.of(config, nodes, room.processes)
+        layout, least = Layout.of(config, nodes, room.processes), memory.fewest(config, nodes)
         recipe, saves = config.train, config.checkpoint
         evaluations = 1 + (recipe.steps - 1) // recipe.eval_every
         milestones = recipe.steps // saves.keep_every if saves.keep_every else 0
@@ -114,6 +115,7 @@ class Run:
             recipe.steps, saves.every,
             evaluations * recipe.eval_sequences / recipe.global_batch_size / 3,  # a forward pass is a third
             saves.keep + saves.keep_best + milestones, saves.asynchronous,
+            Layout.of(config, least, room.processes) if least < nodes else None,
         )  # fmt: skip
 
     @property
@@ -142,7 +144,7 @@ class Plan:
 
     @cached_property
     def memory(self) -> Estimate:
-        return memory.of_layout(self.run.shape, self.run.layout, self.run.room)
+        return memory.of_layout(self.run.shape, self.run.shrunk or self.run.layout, self.run.room)
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -364,7 +366,7 @@ def on_instance(run: Run, instance: Instance, nodes: int, room: Room, **changes:
     own = {"gpus": world, "per_node": room.processes, "accumulation": passes, "chunk": chunk}
     changes = {"shard": world, **changes, **own}
     layout = replace(run.layout, **changes)
-    return replace(run, layout=layout, room=room, instance=instance, machine=Machine.of(instance))
+    return replace(run, layout=layout, shrunk=None, room=room, instance=instance, machine=Machine.of(instance))
 
 
 __all__ = ["CARDS", "OFFERS", "Place", "Plan", "Run", "on_instance"]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from tools.core import output
-from tools.plan.layout import FITTED, source_of
+from tools.plan.layout import FITTED, nodes_of, source_of
 from tools.plan.memory import CARDS, GIB
 from tools.plan.outlook import OFFERS, Place, Plan
 
@@ -47,6 +47,8 @@ def whole(plan: Plan | Place, explain: bool) -> None:
         output.table([*rows, ("network", place.network)])
         return
     fits = ", fits" if plan.memory.fits and place.room.nbytes else ""
+    if plan.run.shrunk:
+        fits += f", at its fewest: {output.count(nodes_of(plan.run.shrunk), 'node')}"
     rows += [("memory", f"{memory}{fits}"), ("tokens", f"{tokens} in {plan.run.steps:,} steps")]
     if plan.step_s and plan.tokens_per_s:
         mfu = f", MFU {plan.mfu:.1%}" if plan.mfu else ""
