@@ -216,7 +216,7 @@ class Writer:
 
     def write(self, event: Any) -> None:
         """Append one event. Tensors and torch are not known here: the values are plain."""
-        line = json.dumps({"event": type(event).__name__.lower(), **asdict(event)}) + "\n"
+        line = json.dumps({"event": type(event).__name__.lower(), **vars(event)}) + "\n"
         os.write(self._descriptor, line.encode())
 
 

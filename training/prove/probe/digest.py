@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 SMALL_BYTES = 4096
-WIDTH = 1021  # words
+WIDTH = 509  # words
 BLOCK = 128  # rows: the sums have less than 1 % of the size of the tensor
 
 
@@ -38,61 +38,73 @@ def is_sharded(tensor: Any) -> bool:
     return placements is not None and any(not one.is_replicate() for one in placements)
 
 
-def _flat(torch: Any, tensor: Any) -> Any:
-    """Return the tensor's bytes as one dimension, in the order of memory, without a copy where that can be had."""
-    if tensor.dim() and not tensor.is_contiguous():
-        tensor = tensor.contiguous()
+def _flat(tensor: Any) -> Any:
+    """Return the tensor in one dimension, in the order of memory, without a copy where that can be had."""
     if tensor.is_complex():
         tensor = tensor.resolve_conj().resolve_neg()
-    flat = tensor.reshape(-1)
-    return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
+    return tensor.contiguous().as_strided((tensor.numel(),), (1,))
 
 
-def _summary(torch: Any, flat: Any) -> list[Any]:
-    """Return short tensors of bytes from which equal tensors have equal values."""
-    size = flat.numel()
-    if size <= SMALL_BYTES:
-        return [flat]
-    whole = size // 8 * 8
-    head = flat[:whole]
-    if head.storage_offset() % 8:
-        head = head.clone()
-    words = head.view(torch.int64)
-    blocks = words.numel() // (BLOCK * WIDTH)
+def _sums(words: Any) -> list[Any]:
+    """Return the sums of the columns of each block of rows, those of the rows that are left, and the last words."""
     found = []
+    blocks = words.numel() // (BLOCK * WIDTH)
     if blocks:
-        found.append(words[: blocks * BLOCK * WIDTH].view(blocks, BLOCK, WIDTH).sum(1).view(-1))
+        found.append(words.as_strided((blocks, BLOCK, WIDTH), (BLOCK * WIDTH, WIDTH, 1)).sum(1).view(-1))
         words = words[blocks * BLOCK * WIDTH :]
     rows = words.numel() // WIDTH
     if rows:
-        found.append(words[: rows * WIDTH].view(rows, WIDTH).sum(0))
-    rest = [words[rows * WIDTH :].view(torch.uint8), flat[whole:]]
-    return [*(one.view(torch.uint8) for one in found), *(one for one in rest if one.numel())]
+        found.append(words.as_strided((rows, WIDTH), (WIDTH, 1)).sum(0))
+    return [*found, words[rows * WIDTH :]]
+
+
+def _summary(torch: Any, flat: Any) -> list[Any]:
+    """Return short tensors, all of words or all of bytes, from which equal tensors have equal values."""
+    size = _bytes(flat)
+    if size <= SMALL_BYTES:
+        return [flat.view(torch.uint8)] if size else []
+    if flat.storage_offset() * flat.element_size() % 8:  # such bytes cannot be read as words
+        flat = flat.clone()
+    if size % 8 == 0:
+        return _sums(flat.view(torch.int64))
+    flat = flat.view(torch.uint8)
+    words = flat[: size // 8 * 8].view(torch.int64)
+    return [*(one.view(torch.uint8) for one in _sums(words)), flat[size // 8 * 8 :]]
 
 
 def digests(torch: Any, tensors: Iterable[Any]) -> list[str]:
-    """Return a digest of each tensor. Tensors of a device are brought to the host by one copy."""
-    found: list[str] = []
-    pieces: dict[Any, list[Any]] = {}
-    places: list[tuple[Any, int, str]] = []
+    """Return a digest of each tensor. See `grouped`."""
+    return grouped(torch, [[one] for one in tensors])
+
+
+def grouped(torch: Any, groups: list[list[Any]]) -> list[str]:
+    """Return one digest of the tensors of each group. Those of a device are brought to the host by two copies."""
+    pieces: dict[Any, list[Any]] = {}  # by device and type
+    ends: dict[Any, int] = {}  # bytes of the pieces so far
+    places: list[tuple[str, list[tuple[Any, int, int]]]] = []
     with torch.no_grad():
-        for tensor in tensors:
-            plain = local(tensor)
-            parts = _summary(torch, _flat(torch, plain))
-            pieces.setdefault(plain.device, []).extend(parts)
-            places.append((plain.device, sum(part.numel() for part in parts), f"{plain.dtype}{plain.numel()}"))
-        held = {device: memoryview(content(torch.cat(parts).cpu())) for device, parts in pieces.items()}
-    offsets = dict.fromkeys(held, 0)
-    for device, size, head in places:
-        start = offsets[device]
-        offsets[device] = start + size
-        found.append(hashed(head, held[device][start : start + size]))
-    return found
+        for tensors in groups:
+            heads, starts = "", dict(ends)
+            for tensor in tensors:
+                plain = local(tensor)
+                parts = _summary(torch, _flat(plain))
+                heads += f"{plain.dtype}{plain.numel()};"
+                if parts:
+                    pool = plain.device, parts[0].dtype
+                    pieces.setdefault(pool, []).extend(parts)
+                    ends[pool] = ends.get(pool, 0) + sum(map(_bytes, parts))
+            places.append((heads, [(pool, starts.get(pool, 0), ends[pool]) for pool in sorted(ends, key=str)]))
+        held = {pool: memoryview(content(torch.cat(parts).cpu())) for pool, parts in pieces.items()}
+    return [hashed(heads, *(held[pool][start:end] for pool, start, end in spans)) for heads, spans in places]
+
+
+def _bytes(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())
 
 
 def content(tensor: Any) -> bytes:
     """Return the bytes of a contiguous tensor on the host. NumPy may be absent."""
-    size = tensor.numel()
+    size = _bytes(tensor)
     return ctypes.string_at(tensor.data_ptr(), size) if size else b""
 
 
@@ -101,7 +113,7 @@ def rows(torch: Any, tensor: Any, most: int) -> list[str]:
     with torch.no_grad():
         flat = local(tensor)[:most].contiguous().cpu()
         count = flat.shape[0]
-        data = content(_flat(torch, flat))
+        data = content(_flat(flat))
     size = len(data) // count if count else 0
     return [hashed(data[one * size : (one + 1) * size]) for one in range(count)]
 

@@ -14,7 +14,7 @@ from typing import Any
 from .. import records
 from . import ends, faults, random_state
 from .batches import Forwards, compiling, in_backward
-from .digest import digests, hashed, is_sharded, sums
+from .digest import digests, grouped, hashed, is_sharded, sums
 from .imports import on_import
 from .saves import Saves
 from .state import Probe
@@ -207,13 +207,12 @@ class Steps:
         state = sorted(_state(self.torch, optimizer, parameters), key=lambda one: one[0])
         plain = [f"{name}={value}" for name, value in state if not isinstance(value, self.torch.Tensor)]
         held = [value for _, value in state if isinstance(value, self.torch.Tensor)]
-        found = digests(self.torch, [*parameters, *gradients, *held])
-        count, graded = len(parameters), len(gradients)
+        *found, gradient, kept = grouped(self.torch, [*([one] for one in parameters), gradients, held])
         labels = _labels(parameters, names)
         self.before = _Before(
-            parameters=hashed(*found[:count]),
-            gradients=hashed(*found[count : count + graded]),
-            state=hashed(*plain, *found[count + graded :]),
+            parameters=hashed(*found),
+            gradients=gradient,
+            state=hashed(*plain, kept),
             tensors=dict(zip(labels[:TENSORS], found)),
             zero=zero and any(one.requires_grad for one in parameters),  # frozen ones have none for a good reason
             none=not gradients,
@@ -234,6 +233,8 @@ class Steps:
     def _missing(self, names: dict[int, str]) -> list[str]:
         """Return parameters that get a gradient and are in no optimizer."""
         held = {id(one) for optimizer in self.optimizers() for one in _parameters(optimizer)}
+        if names.keys() <= held:
+            return []
         if any(one.grad is not None and id(one) not in names for it in self.optimizers() for one in _parameters(it)):
             return []  # the optimizer may keep copies of the parameters, in another precision
         found = set()
@@ -352,6 +353,8 @@ def _leaves(torch: Any, name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (list, tuple)):
         for place, one in enumerate(value):
             yield from _leaves(torch, f"{name}.{place}", one)
+    elif type(value) is torch.Tensor and not value.dim() and value.device.type == "cpu":
+        yield name, value.item()  # a count of steps: reading it costs less than a digest
     elif value is None or isinstance(value, (bool, int, float, str, torch.Tensor)):
         yield name, value
 

@@ -1,0 +1,77 @@
+"""Digests of tensors: equal for equal tensors wherever they lie, different after any change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from training.prove.probe.digest import BLOCK, SMALL_BYTES, WIDTH, digests, grouped
+
+# Below and above the size that is hashed byte by byte, with whole blocks, and with bytes after the last word.
+SIZES = {"empty": 0, "one": 1, "small": SMALL_BYTES // 4, "rows": 3 * WIDTH + 7, "blocks": 2 * (2 * BLOCK * WIDTH) + 9}
+LARGE = [("rows", torch.float32), ("blocks", torch.float32), ("rows", torch.bfloat16), ("blocks", torch.int8)]
+
+
+def made(size: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(size)
+    return torch.randint(1, 120, (size,), generator=generator).to(dtype)
+
+
+def digest(tensor: torch.Tensor) -> str:
+    return digests(torch, [tensor])[0]
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64])
+def test_equal_tensors_have_equal_digests_wherever_they_lie(name: str, dtype: torch.dtype) -> None:
+    tensor = made(SIZES[name], dtype)
+    moved = torch.cat([tensor[:1].clone(), tensor])[tensor[:1].numel() :]  # starts one element later
+    spread = torch.stack([tensor, tensor], 1)[:, 0]  # not contiguous
+    assert digest(tensor) == digest(tensor.clone()) == digest(moved) == digest(spread)
+    assert digest(tensor.conj().conj()) == digest(tensor)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("one", torch.float32), ("small", torch.float32), *LARGE])
+def test_every_changed_element_changes_the_digest(name: str, dtype: torch.dtype) -> None:
+    tensor = made(SIZES[name], dtype)
+    size = tensor.numel()
+    seen = {digest(tensor)}
+    places = {0, size // 2, size * 2 // 3, size - 1}
+    for place in places:
+        changed = tensor.clone()
+        changed[place] += 1
+        seen.add(digest(changed))
+    assert len(seen) == len(places) + 1
+
+
+@pytest.mark.parametrize(("name", "dtype"), LARGE)
+def test_moved_elements_change_the_digest(name: str, dtype: torch.dtype) -> None:
+    tensor = made(SIZES[name], dtype)
+    rolled = tensor.roll(8 // tensor.element_size())  # by one word
+    swapped = tensor.clone()
+    swapped[[0, -1]] = torch.tensor([1, 2], dtype=dtype)
+    turned = swapped.clone()
+    turned[[0, -1]] = torch.tensor([2, 1], dtype=dtype)
+    assert len({digest(one) for one in (tensor, rolled, swapped, turned)}) == 4
+
+
+def test_the_rows_of_a_matrix_do_not_meet_in_one_column() -> None:
+    matrix = made(512 * 64, torch.float32).reshape(512, 64)
+    order = torch.randperm(512, generator=torch.Generator().manual_seed(1))
+    assert digest(matrix) != digest(matrix[order])
+
+
+def test_type_and_number_of_elements_are_in_the_digest() -> None:
+    zeros = [torch.zeros(size, dtype=dtype) for size in (0, 1, 2, 4) for dtype in (torch.float32, torch.int32)]
+    assert len({digest(one) for one in zeros}) == len(zeros)
+
+
+def test_a_group_is_one_digest_of_its_tensors_in_their_order() -> None:
+    small, large, odd = made(8, torch.float32), made(SIZES["rows"], torch.float32), made(9001, torch.int8)
+    alone = digests(torch, [small, large, odd])
+    first, second, third = grouped(torch, [[small], [large, odd], [odd, large]])
+    assert first == alone[0]
+    assert second != third
+    assert second == grouped(torch, [[large, odd]])[0]  # what stands before does not matter
+    assert {second, third}.isdisjoint(alone)
+    assert grouped(torch, [[], [small]]) == [grouped(torch, [[]])[0], alone[0]]
