@@ -108,6 +108,22 @@ def test_the_operator_of_hyperpod_is_documented_for_some_versions(
     assert not [one for one in fit.check(known, locate.rendered(P5)) if "AWS documents" in one.summary]
 
 
+@pytest.mark.parametrize(
+    ("facts", "release"),
+    [
+        ("OPERATORS=kueue:v0.19.2,training-operator:v1-855e096\n", "1.7.0"),  # that of HyperPod's Helm chart
+        ("OPERATORS=training-operator:v1.8.1\n", "1.8.1"),
+        ("OPERATORS=training-operator:v1-04f9f13,training-operator:v1-93c5489\n", ""),
+        ("OPERATORS=training-operator:latest\n", ""),
+        ("OPERATORS=none\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_clusters_directory_states_its_operator(facts: str, release: str, tmp_path: Path) -> None:
+    assert fit.operator(cluster(tmp_path, facts)) == release
+    assert [fit.operator(specs.load(repo.root(), name)) for name in ("gpu", "gpu-hyperpod")] == ["1.9.4", ""]
+
+
 def test_roles_that_fit_only_one_by_one_are_unknown(tmp_path: Path) -> None:
     manifests = locate.rendered(CPU)
     roles = manifests.jobs()[0]["spec"]["pytorchReplicaSpecs"]

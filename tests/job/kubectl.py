@@ -81,6 +81,8 @@ def get(words: "list[str]") -> int:
     if any(word.startswith("--output=go-template") for word in words):
         for one in chosen:
             print("\n".join([one["metadata"]["name"], *one.get("data", {}), *one.get("binaryData", {})]))
+    elif "--output=jsonpath={..image}" in words:
+        print(*(one["spec"]["template"]["spec"]["containers"][0]["image"] for one in chosen))
     elif "--output=name" in words:
         print("\n".join(one["metadata"]["name"] for one in chosen))
     elif len(names) == 1 and "--ignore-not-found" not in words:

@@ -18,6 +18,7 @@ from tools.job import submit
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Manifests
 from tools.preflight import live
+from tools.preflight.evaluate import evaluate
 
 
 def secret(name: str, *keys: str) -> dict[str, Any]:
@@ -100,6 +101,27 @@ def test_a_missing_right_is_named_and_submit_says_it(manifests: Manifests, home:
     with pytest.raises(UserError, match="ConfigMap none is not in namespace team: nothing was applied"):
         submit._check_references(Kubectl(None, "team"), manifests, told.append)
     assert any(line.startswith("CANNOT TELL references-live: whether Secret all exists is unknown") for line in told)
+
+
+@pytest.mark.parametrize(
+    ("tag", "state"), [("v1-855e096", "WARN"), ("v1-04f9f13", "WARN"), ("v1-93c5489", "FAIL"), ("latest", "FAIL")]
+)
+def test_a_variable_that_is_set_twice_is_judged_by_the_clusters_operator(
+    tag: str, state: str, manifests: Manifests, home: Path
+) -> None:
+    objects = json.loads((home / "objects.json").read_text())
+    spec = {"containers": [{"image": f"docker.io/kubeflow/training-operator:{tag}"}]}
+    objects["deployments"] = [{"metadata": {"name": "operator"}, "spec": {"template": {"spec": spec}}}]
+    (home / "objects.json").write_text(json.dumps(objects))
+    job = manifests.objects[0]
+    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    worker |= {"imagePullSecrets": [{"name": "pull"}] * 2}
+    worker["containers"][0]["env"] = [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]
+    found = evaluate(manifests, operator=live.operator(Kubectl(None, "team"), manifests))
+    (twice,) = [one for one in found.verdicts if one.details["rule"] == "env-twice"]
+    assert twice.state.value == state
+    schema = [one.summary for one in found.of(State.FAIL) if one.details["rule"] == "schema"]
+    assert any("imagePullSecrets[1]" in one for one in schema) is (state == "FAIL")
 
 
 def test_preflight_live(manifests: Manifests, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from tools.core.errors import UserError
 from tools.core.verdict import State
 from tools.kube.manifests import Manifests, parse
 from tools.new.trainjob import Migrated, migrate
+from tools.preflight.evaluate import evaluate
 from tools.simulator import wiring
 
 Object = dict[str, Any]
@@ -264,6 +265,13 @@ def test_what_differs_is_said(run: Object, elastic: Object, said: str) -> None:
     assert any(said in text for text in made.said), made.said
 
 
+def test_the_last_value_of_a_variable_that_is_set_twice_is_kept_and_said() -> None:
+    made = migrated(job(container={"env": [{"name": "A", "value": one} for one in ("1", "2")]}))
+    assert made.job.pods()[0].container["env"].count({"name": "A", "value": "2"}) == 1
+    assert [text for text in made.said if text.startswith("A is set more than once in the container pytorch")]
+    assert evaluate(made.manifests).of(State.FAIL) == []
+
+
 def broken(what: str) -> Object:
     item = job()
     worker = item["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
@@ -279,6 +287,10 @@ def broken(what: str) -> Object:
     elif what == "node":
         for replica in item["spec"]["pytorchReplicaSpecs"].values():
             replica["template"]["spec"]["containers"].append({"name": "node", "image": "exporter:1"})
+    elif what == "twice":
+        env = [{"name": "A", "value": "1"}, {"name": "A", "value": "$(A):2"}]
+        for replica in item["spec"]["pytorchReplicaSpecs"].values():
+            replica["template"]["spec"]["containers"][0]["env"] = env
     elif what == "refused":
         worker["containers"][0]["name"] = "main"
     elif what == "long":
@@ -298,6 +310,7 @@ def broken(what: str) -> Object:
         ("refused", "it is refused as it is"),
         ("long", "the TrainJob would be refused"),
         ("managed", "kueue.x-k8s.io/multikueue makes the job's pods in another cluster"),
+        ("twice", "A is set more than once, and a variable reads it"),
         ("node", "a second container has the name node"),
     ],
 )

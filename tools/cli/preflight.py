@@ -56,17 +56,16 @@ def command(
         sources = _manifests(cells, every, files)
         made = [cells_knobs.applied(manifests, knobs) for manifests in sources]
         given = [start.given(kinds.find(one).workloads, words, image_config) for one in made]
-        checked = [evaluate(one, described, its) for one, its in zip(made, given, strict=True)]
-        if cluster is not None:
-            known = specs.load(repo.project(), cluster)
-            checked = [one.with_more(fit.check(known, its)) for one, its in zip(checked, made, strict=True)]
-        if live:
-            kubectl = lookup.in_namespace(Kubectl(context, namespace))
-            pairs = zip(checked, made, strict=True)
-            checked = [one.with_more(preflight_live.check(kubectl, its)) for one, its in pairs]
-        if proof is not None:
-            rows = zip(checked, made, given, strict=True)
-            checked = [one.with_more(proofs.check(proof, its, how)) for one, its, how in rows]
+        known = None if cluster is None else specs.load(repo.project(), cluster)
+        kubectl = lookup.in_namespace(Kubectl(context, namespace)) if live else None
+        checked = []
+        for manifests, how in zip(made, given, strict=True):
+            operator = preflight_live.operator(kubectl, manifests) if kubectl else ""
+            operator = operator or (fit.operator(known) if known else "")
+            one = evaluate(manifests, described, how, operator)
+            one = one.with_more(fit.check(known, manifests)) if known else one
+            one = one.with_more(preflight_live.check(kubectl, manifests)) if kubectl else one
+            checked.append(one.with_more(proofs.check(proof, manifests, how)) if proof is not None else one)
         _print(checked, verbose, as_json)
     state = worst(one.state for one in checked)
     return 1 if strict and state is State.WARN else state.exit_code

@@ -24,12 +24,12 @@ from tools.cluster.snapshot import (
     VOLCANO_QUEUES,
     Snapshot,
     images,
-    last_word,
 )
 from tools.cluster.spec import Spec
 from tools.core import tables, worst
 from tools.facts import compatibility, node_labels
 from tools.kube import Object, name_of
+from tools.kube.images import last_word
 
 FSX = "fsx.csi.aws.com"
 CLAIM = QUEUE = "trainyard"

@@ -17,10 +17,10 @@ from tools.facts import compatibility
 from tools.kube import Manifests, Object, name_of, quantity
 from tools.kube.manifests import parse
 from tools.kube.selectors import REQUIRED, labels_of, node_terms, wants
-from tools.workload import Role, Workload, kinds
+from tools.workload import Role, Workload, kinds, operator_pods
 
 QUEUE = "kueue.x-k8s.io/queue-name"
-KUEUE = "base/plugins/kueue"
+KUEUE, OPERATOR = "base/plugins/kueue", "base/plugins/training-operator"
 OWN_IMAGE = re.compile(r"(?:^|/)trainer-(?:cpu|cuda)(?:[:@]|$)")
 LOCK = "requirements.lock"  # which these images install
 REASON = "the cluster must serve the job's kind and have its machines, claims and queue"
@@ -105,10 +105,23 @@ def _torch(image: str) -> str | None:
     return locked[1] if locked else None
 
 
+def operator(cluster: Spec) -> str:
+    """Return the release of the training operator that the cluster's directory states, empty without one."""
+    seen = _listed(cluster, "OPERATORS")
+    if seen is None:
+        return operator_pods.LATEST if _takes(cluster, f"{OPERATOR}/flux") else ""
+    return operator_pods.release(seen)
+
+
+def _takes(cluster: Spec, part: str) -> bool:
+    """Return whether the cluster's directory takes a folder of base/."""
+    plugins = cluster.directory / "plugins"
+    return is_kustomization(plugins) and repo.project() / part in reached(repo.project(), plugins)
+
+
 def _kueue(cluster: Spec) -> list[str]:
     """Return the release of Kueue that the cluster's directory takes from base/, if it does."""
-    plugins = cluster.directory / "plugins"
-    if not is_kustomization(plugins) or repo.project() / KUEUE not in reached(repo.project(), plugins):
+    if not _takes(cluster, KUEUE):
         return []
     release = parse((repo.project() / KUEUE / "release.yaml").read_text(encoding="utf-8"), KUEUE)
     return [str(one["spec"]["ref"]["tag"]) for one in release.of_kind("OCIRepository")]

@@ -26,12 +26,12 @@ from tools.cluster.snapshot import (
     Snapshot,
     collect,
     images,
-    last_word,
 )
 from tools.cluster.spec import REGION, ZONE, Spec
 from tools.core.tables import load
 from tools.facts.instances import EFA, NEURON, NVIDIA
 from tools.kube import Kubectl, Object, name_of, selectors
+from tools.kube.images import last_word
 from tools.workload.kinds import KINDS as JOB_KINDS
 
 KINDS = ("nodes", "namespaces", CRD, CLASSES, CLAIMS, DAEMONS, DEPLOYMENTS, QUEUES)

@@ -106,12 +106,6 @@ def images(item: Object) -> list[str]:
     return [str(one.get("image")) for one in template.get("containers") or []]
 
 
-def last_word(image: str) -> tuple[str, str]:
-    """Return the name of an image without its registry and path, and its tag, which may be empty."""
-    name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
-    return name, tag
-
-
 def _reduced(item: Object) -> Object:
     """Return an object without fields that no check reads, such as managed fields and values of variables."""
     dropped = ("metadata", "spec", "data", "stringData")

@@ -14,6 +14,12 @@ def is_local(image: str) -> bool:
     return LOCAL.match(image) is not None
 
 
+def last_word(image: str) -> tuple[str, str]:
+    """Return the name of an image without its registry and path, and its tag, which may be empty."""
+    name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
+    return name, tag
+
+
 def lists(node: Object, image: str) -> bool:
     """Return whether a node's status lists an image. A kubelet lists at most 50 (nodeStatusMaxImages)."""
     images = (node.get("status") or {}).get("images") or []

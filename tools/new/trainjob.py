@@ -6,6 +6,7 @@ Trainer alone gives no RANK and no WORLD_SIZE, so that a program without torchru
 
 import copy
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -129,11 +130,21 @@ def _template(job: Workload) -> Object:
     for container in [*(template["spec"].get("initContainers") or []), *template["spec"]["containers"]]:
         if container.get("name") == NODE:
             raise _cannot(job, f"a second container has the name {NODE}, which Trainer gives the one that trains")
+    for container, name in _twice(template["spec"]):
+        if any(f"$({name})" in str(one.get("value")) for one in container["env"]):
+            raise _cannot(job, f"{name} is set more than once, and a variable reads it", "give each value its own name")
     for path, value in walk(template, "template"):
         found = LABEL_FIELD.fullmatch(value) if isinstance(value, str) else None
         if found and found[1] not in _label_names(job):
             raise _cannot(job, f"{path} reads the label {found[1]}, which its pods lack")
     return template
+
+
+def _twice(spec: Object) -> Iterator[tuple[Object, str]]:
+    """Yield each variable that a container sets more than once."""
+    for container in [*spec["containers"], *(spec.get("initContainers") or [])]:
+        counts = Counter(one["name"] for one in container.get("env") or [])
+        yield from ((container, name) for name, count in counts.items() if count > 1)
 
 
 def _without_port(template: Object) -> Object:
@@ -266,6 +277,7 @@ def _remarks(job: Workload, template: Object) -> Iterator[str]:
     for path, value in walk(template):
         if path.endswith(".fieldPath") and value == "metadata.name":
             yield TEXTS["pod name"].format(path=path)
+    yield from (TEXTS["twice"].format(name=name, container=one["name"]) for one, name in _twice(spec))
     left = list(_left_out(job))
     if left:
         yield TEXTS["left out"].format(paths=", ".join(left))

@@ -61,12 +61,15 @@ class Evaluation:
         return sorted({str(verdict.details["needs"]) for verdict in self.verdicts if "needs" in verdict.details})
 
 
-def evaluate(manifests: Manifests, base: Published | None = None, given: Given | None = None) -> Evaluation:
+def evaluate(
+    manifests: Manifests, base: Published | None = None, given: Given | None = None, operator: str = ""
+) -> Evaluation:
     """Apply every rule to a parsed manifest.
 
-    Its model must be that of `base`, and its containers without a command start what is `given`.
+    Its model must be that of `base`, and its containers without a command start what is `given`. `operator` is the
+    release of the training operator, empty where it is unknown.
     """
-    checked = replace(subject(manifests, given), base=base)
+    checked = replace(subject(manifests, given, operator), base=base)
     verdicts = [checked.located(_asked(one, found)) for one in rule.all.values() for found in one.verdicts(checked)]
     verdicts = _once(verdicts)
     owners = {id(template.item): str(template.item["kind"]) for template in checked.templates if not template.foreign}

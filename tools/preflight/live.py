@@ -15,6 +15,8 @@ from tools.kube.kubectl import failure
 from tools.preflight.rule import Place
 from tools.preflight.rules.references import Wanted, wanted
 from tools.preflight.subject import Template, subject
+from tools.workload import kinds, operator_pods
+from tools.workload.pytorchjob import PyTorchJob
 
 RULE = "references-live"
 REASON = "a pod starts only when each object and key that it names exists"
@@ -31,6 +33,14 @@ class _Seen:
 
     keys: list[str] | None = None
     right: str = ""
+
+
+def operator(kubectl: Kubectl, manifests: Manifests) -> str:
+    """Return the release of the training operator, empty for jobs of other kinds and where it is unknown."""
+    if not any(job.kind == PyTorchJob.kind for job in kinds.find(manifests).workloads):
+        return ""
+    words = ("deployments", "--all-namespaces", "--output=jsonpath={..image}")
+    return operator_pods.release(kubectl.run("get", *words).stdout.split())
 
 
 def check(kubectl: Kubectl, manifests: Manifests) -> list[Verdict]:

@@ -182,6 +182,7 @@ class Subject:
     unseen: list[tuple[Object, Verdict]] = field(default_factory=list)  # several pods without a launcher
     unknown: list[Unknown] = field(default_factory=list)  # what runs pods, or may, and is not modelled
     inside: dict[str, tuple[str, str]] = field(default_factory=dict)  # title: wrapper and path in it
+    operator: str = ""  # the release of the training operator, empty where it is unknown
     base: Published | None = None  # what the model's config.json says, for the rule `config`
 
     @property
@@ -234,20 +235,21 @@ class Subject:
         }
 
 
-def subject(manifests: Manifests, given: Given | None = None) -> Subject:
+def subject(manifests: Manifests, given: Given | None = None, operator: str = "") -> Subject:
     """Return the pods and jobs of a manifest, and the values of a wrong type.
 
     The pods and jobs are those of the manifest with these values converted, or left out. `given` says what
-    containers without a command start.
+    containers without a command start, and `operator` is the release of the training operator.
     """
-    found = kinds.find(Manifests(manifests.source, [_without_nulls(item) for item in manifests.objects]))
+    found = kinds.find(Manifests(manifests.source, [_without_nulls(item) for item in manifests.objects]), operator)
     every = [part.whole for part in found.parts]
     misshapen = [(part.item, fault) for part in found.parts for fault in _faults(part)]
     lost: dict[int, list[str]] = {}
     if misshapen:
         parts = [_well_typed(part, lost) for part in found.parts]
-        found = kinds.among(parts, manifests.source)
-    result = Subject(Manifests(manifests.source, []), every, misshapen=misshapen, unknown=found.unknown)
+        found = kinds.among(parts, manifests.source, operator)
+    kept = Manifests(manifests.source, [])
+    result = Subject(kept, every, misshapen=misshapen, unknown=found.unknown, operator=operator)
     jobs = {id(one.item): one for one in found.workloads}
     others = {id(one.item) for one in found.unknown}
     for part in found.parts:

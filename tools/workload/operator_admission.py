@@ -17,12 +17,19 @@ WORKER = "Worker"
 REPLICA_TYPES = (MASTER, WORKER)
 DEFAULT_CONTAINER = "pytorch"
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+# Lists of a pod that may hold two entries of the same key, and that the CRD gives a key from 1.9.0 on.
+KEYED = re.compile(r"\.(?:env|hostAliases|imagePullSecrets)\[\d+\]")
 MANAGERS = ("kubeflow.org/training-operator", "kueue.x-k8s.io/multikueue")
 
 
 def parsed(version: str) -> tuple[int, ...]:
     """Return `1.9.4` as (1, 9, 4)."""
     return tuple(int(part) for part in version.split("."))
+
+
+def admits_twice(version: str) -> bool:
+    """Return whether release `version` admits a job with two equal keys in a KEYED list; empty: unknown."""
+    return bool(version) and parsed(version) < (1, 9)
 
 
 def rejections(job: Object, version: str) -> list[str]:

@@ -1,7 +1,7 @@
 """What the Kubeflow training operator makes of a PyTorchJob: its pods and their environment.
 
 Read in the source of github.com/kubeflow/training-operator (v1.9.4 also as github.com/kubeflow/trainer),
-tags v1.7.0, v1.8.0, v1.8.1, v1.9.0, v1.9.2, v1.9.3 and v1.9.4. The functions name the files they follow.
+tags v1.7.0, v1.8.0, v1.8.1 and v1.9.0 to v1.9.4. The functions name the files they follow.
 Differences between the versions that change pods:
 
 - 1.7.0 injects `spec.nprocPerNode` only where a Master exists (pytorch/envvar.go), so that a worker-only job
@@ -12,24 +12,34 @@ Differences between the versions that change pods:
   that `Master.replicas` must be written (apis/kubeflow.org/v1/pytorch_validation.go; webhooks/pytorch).
 - 1.9.0 adds `runPolicy.managedBy`, and refuses elasticPolicy without Worker and fewer than one worker.
 
-1.9.1 could not be read; the files in question are the same in 1.9.0 and 1.9.2.
 Not modelled: gang scheduling and custom init container templates, which are options of the operator itself.
 """
 
 import copy
 import re
+from collections.abc import Iterable
 
 from tools.core.tables import load
+from tools.kube.images import last_word
 from tools.kube.manifests import Object
 from tools.workload.operator_admission import DEFAULT_CONTAINER, MASTER, REPLICA_TYPES, WORKER, parsed
 from tools.workload.pod import ControllerFault, Pod, check_size, main_container, with_environment
 
-LATEST = "1.9.4"
-VERSIONS = ("1.7.0", "1.8.0", "1.8.1", "1.9.0", "1.9.1", "1.9.2", "1.9.3", LATEST)
+RELEASES: dict[str, str] = load("workload/kinds.yaml")["operator releases"]  # by the tag of the image
+VERSIONS = tuple(RELEASES.values())
+LATEST = VERSIONS[-1]
+IMAGE = "training-operator"  # the last word of its name
 
 DEFAULT_PORT_NAME = "pytorchjob-port"
 DEFAULT_PORT = 23456
 LABEL = "training.kubeflow.org/"
+
+
+def release(images: Iterable[str]) -> str:
+    """Return the operator's release by the images of a cluster, empty where it is unknown or not one."""
+    tags = {tag for name, tag in map(last_word, images) if name == IMAGE}
+    found = {RELEASES.get(tag, tag.removeprefix("v")) for tag in tags}
+    return found.pop() if len(found) == 1 and found < {*VERSIONS} else ""
 
 
 def defaulted(job: Object) -> Object:

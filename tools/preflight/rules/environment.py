@@ -11,6 +11,7 @@ from tools.preflight.rule import Place, needed, rule
 from tools.preflight.subject import Job, Subject, Template, texts, title
 from tools.simulator.command_line import command, literals, script
 from tools.simulator.environment import REFERENCE
+from tools.workload.operator_admission import admits_twice
 from tools.workload.pytorchjob import PyTorchJob
 from tools.workload.trainjob import TrainJob
 
@@ -53,20 +54,23 @@ def env_twice(subject: Subject, template: Template) -> Iterator[Verdict]:
             if len(found) > 1:
                 values = ", ".join(str(entries[index].get("value", "(a reference)")) for index in found)
                 place = Place(template.object, f"{path}.env[{found[-1]}]", values)
-                summary = f"{name} is set {len(found)} times"
-                if _refused(template.item, place.path):
-                    since = " from operator 1.9 on" if template.item["kind"] == PyTorchJob.kind else ""
-                    yield bad(place, f"{summary}: the API server refuses it{since}", "keep one")
-                else:
-                    yield doubtful(place, summary, "keep one")
+                yield _twice(place, f"{name} is set {len(found)} times", template.item, subject.operator)
         if entries and len(places) == len(entries):
             yield good(Place(template.object, f"{path}.env"), f"{len(entries)} variables, each set once")
 
 
-def _refused(item: Object, path: str) -> bool:
-    """Return whether the API server refuses an entry of a list because an earlier one has the same keys."""
+def _twice(place: Place, summary: str, item: Object, operator: str) -> Verdict:
+    """Return the verdict on a variable that is set again, by the object's CRD and the operator's release."""
     faults = schemas.shipped().faults(item) or ()
-    return any(fault.path == path and fault.message.startswith(schemas.TWICE) for fault in faults)
+    if not any(fault.path == place.path and fault.message.startswith(schemas.TWICE) for fault in faults):
+        return doubtful(place, summary, "keep one")
+    where = ""
+    if item["kind"] == PyTorchJob.kind:
+        if admits_twice(operator):
+            admitted = f"with training operator {operator} the last value wins; from 1.9.0 on the API server refuses it"
+            return doubtful(place, f"{summary}: {admitted}", "keep one")
+        where = f" with training operator {operator or '1.9.0 and newer; with 1.7.0 to 1.8.1 the last value wins'}"
+    return bad(place, f"{summary}: the API server refuses it{where}", "keep one")
 
 
 @rule("env-overridden", each="jobs")

@@ -7,6 +7,8 @@ from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.kube import schemas
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, title
+from tools.workload.operator_admission import KEYED, admits_twice
+from tools.workload.pytorchjob import PyTorchJob
 
 _FORMER: dict[str, dict[str, str]] = load("preflight/words.yaml")["former fields"]
 
@@ -19,6 +21,8 @@ def schema(subject: Subject) -> Iterator[Verdict]:
         faults = known.faults(item)
         if faults and title(item) in wrappers:  # its objects were taken out, and are checked by themselves
             faults = [fault for fault in faults if fault.message != schemas.MISSING]
+        if item.get("kind") == PyTorchJob.kind and admits_twice(subject.operator):
+            faults = [one for one in faults or () if not (schemas.TWICE in one.message and KEYED.search(one.path))]
         former = _FORMER.get(str(item.get("kind")), {})
         for fault in faults or ():
             place, summary = Place(title(item), fault.path), f"{fault.path or 'the object'}: {fault.message}"
