@@ -5,7 +5,9 @@ tests/platform compares the judgement with the agent itself.
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +62,8 @@ def test_metrics_faults_and_ranks() -> None:
     ("change", "reason"),
     [
         ({"logPattern": "loss^step"}, "logPattern can never match: ^ stands behind text"),
-        ({"logPattern": "^step$ done"}, "logPattern can never match: text stands behind $"),
-        ({"logPattern": "(a$b|c$d)"}, "logPattern can never match: text stands behind $"),
-        ({"logPattern": "step\\nloss"}, "logPattern can never match: text stands behind $"),
+        ({"logPattern": "^step$ done"}, "logPattern can never match: text stands behind the end of the line"),
+        ({"logPattern": "step\\r\\n"}, "can never match: Python reads a carriage return as the end of a line"),
         ({"stopPattern": "a^b"}, "stopPattern can never match"),
         ({"logPattern": "(step"}, "logPattern is not a regular expression"),
         ({"logPattern": ""}, "logPattern is missing"),
@@ -70,6 +71,10 @@ def test_metrics_faults_and_ranks() -> None:
         ({"metricThreshold": 1, "operator": "lt"}, "logPattern has no group"),
         ({"expectedRecurringFrequencyInSeconds": "60"}, "expectedRecurringFrequencyInSeconds is 60, and not a number"),
         ({"pattern": "x"}, "pattern is not a key of a rule"),
+        ({"logPattern": ".*"}, "logPattern matches an empty text"),
+        ({"stopPattern": "(done)?"}, "stopPattern matches an empty text"),
+        ({"expectedRecurringFrequencyInSeconds": 0}, "InSeconds is 0, and must be at least 1"),
+        ({"expectedStartCutOffInSeconds": -1}, "InSeconds is -1, and must be at least 1"),
     ],
 )
 def test_a_rule_that_cannot_work_is_named(change: dict[str, Any], reason: str) -> None:
@@ -78,9 +83,40 @@ def test_a_rule_that_cannot_work_is_named(change: dict[str, Any], reason: str) -
     assert reason in summary
 
 
+def test_a_rule_that_can_never_fire_is_named() -> None:
+    rule = {"name": "Loss", "logPattern": ".*loss ([0-9.]+)", "metricThreshold": 9}
+    assert "it can never fire without" in checked(rule, "loss 10")[2]
+    assert checked({**rule, "operator": "gt"}, "loss 10")[1] == [("SLOW", 1, None)]
+
+
 @pytest.mark.parametrize(
-    "pattern", ["^a|b^c", "(?:^x)?y", "a*^b", ".*\\[x\\] (\\d+(\\.\\d+)?).*", "a$", "(^|x)y", "(?m)a"]
-)
+    "pattern",
+    [
+        "(?!)", "(?<!)a", "(a$b|c$d)", "(a$)b", "a(^b)", "step\\nloss", "a\\Z\\n", "a$.", "(?:a(?!))+", "(?>(?!))",
+        "(?!.*)x", "(?!ERROR|WARN)ERROR.*", "(?=ab)ac", "[^\\s\\S]", "(?<=loss: )\\d+", "ab(?<=xyz)c", "\\Bfoo",
+        "\\b\\[foo", "a\\bc", "(?=(?!))a", "(?!(?:a|b)*)c",
+    ],
+)  # fmt: skip
+def test_a_pattern_that_can_never_match_is_proven_so(pattern: str) -> None:
+    assert log_rules.impossible(pattern)
+    texts = map("".join, itertools.product("ab[\n", repeat=4))
+    tried = [*texts, "ERROR", "loss: 1", "foo", "[foo", "step\n"]
+    assert not any(re.match(pattern, text) for text in tried if "\n" not in text[:-1])
+
+
+def test_the_end_of_a_line_is_part_of_it() -> None:
+    """The agent reads lines with readline, which keeps it."""
+    assert checked({**STEPS, "logPattern": "step \\d+\\n"}, at(0, "step 1"))[0] is State.PASS
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "a$\\s", "a$\\n", "$[^a]", "(?s)a$.", "(?m)a\\n^", "(?i)(?=A)a", "(?i:(?=A)a)", "(?!$)foo", "(?!foobar)foo",
+        "(?:(?!)|a)", "x(?<=x)y", "\\bfoo", ".*\\bstep\\b", "(a)(?=\\1)a", "(?:[^\\w\\W])?a", "(?:a(?!))*b", "^a|b^c",
+        "(?:^x)?y", "a*^b", ".*\\[x\\] (\\d+(\\.\\d+)?).*", "a$", "(^|x)y", "(?m)a",
+    ],
+)  # fmt: skip
 def test_a_rule_that_may_match_is_not_called_impossible(pattern: str) -> None:
     assert log_rules.impossible(pattern) is None
 

@@ -5,11 +5,15 @@ match from the start of a line, the agent looks once a second also without a new
 the judgement of that line for all of them. The agent reads the file of one local rank, whose lines have no prefix.
 """
 
+import itertools
 import re
+import re._compiler as compiler  # type: ignore[import-not-found]
 import re._constants as codes  # type: ignore[import-not-found]
 import re._parser as parser  # type: ignore[import-not-found]
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from tools.core import State, UserError, Verdict
@@ -27,8 +31,14 @@ OPERATORS = {
 REPORTED = {"HANGING": "LogHang", "SLOW": "LogSlow", "FAULTED": "LogFault"}  # the agent's reason for a faulted pod
 _PREFIX = re.compile(r"\[[A-Za-z_]+(\d+)\]: ?")  # of torchrun --tee, as in the log of a pod
 _LONGEST = 2000  # characters of a pattern
-_ANCHORS_AT_START = {codes.AT_BEGINNING, codes.AT_BEGINNING_STRING}
-_ANCHORS_AT_END = {codes.AT_END, codes.AT_END_STRING}
+_NOT_LOADED = "the agent loads none of the rules"
+_TIMES = {"expectedStartCutOffInSeconds", "expectedRecurringFrequencyInSeconds"}
+_STARTS = {codes.AT_BEGINNING, codes.AT_BEGINNING_STRING}
+_ENDS = {codes.AT_END: 1, codes.AT_END_STRING: 0}  # characters that may follow: the line's own end
+_BOUNDARIES = {codes.AT_BOUNDARY: True, codes.AT_NON_BOUNDARY: False}  # whether one side is a word and one is not
+_CHARACTERS = {codes.LITERAL, codes.NOT_LITERAL, codes.IN, codes.ANY}
+_LAZY = {codes.MAX_REPEAT, codes.MIN_REPEAT, codes.BRANCH}
+_REPEATS = {codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT}
 
 
 @dataclass(frozen=True)
@@ -74,13 +84,13 @@ class _Rule:
         """Judge one line. Raises ValueError for a value that is not a number, as the agent does."""
         if not self.active:
             return
-        found = self.pattern.match(text)
+        found = self.pattern.match(f"{text}\n")
         if found:
             self.matched, self.matches = seconds if seconds is not None else self.matched, self.matches + 1
             if self.given.get("faultOnMatch"):
                 self.to("FAULTED", line, seconds, f"matched: {short(text)}")
                 return
-        if self.stop and self.stop.match(text):
+        if self.stop and self.stop.match(f"{text}\n"):
             self.active = False
             self.to("HEALTHY", line, seconds, "stopPattern matched, the rule ends")
         elif found:
@@ -130,7 +140,7 @@ def check(rules: Sequence[dict[str, Any]], lines: Sequence[Line]) -> list[Verdic
         for index, one in enumerate(made):
             tried.setdefault(index, []).append((rank, one))
     judged = iter([_verdict(rows, broken.get(index, ""), streams) for index, rows in tried.items()])
-    return [_wrong(rule, wrong[index]) if index in wrong else next(judged) for index, rule in enumerate(rules)]
+    return [_wrong(rule, *wrong[index]) if index in wrong else next(judged) for index, rule in enumerate(rules)]
 
 
 def _streams(lines: Sequence[Line]) -> dict[str, list[tuple[int, float | None, str]]]:
@@ -160,79 +170,157 @@ def _run(rules: Sequence[_Rule], stream: Iterable[tuple[int, float | None, str]]
         before = number
 
 
-def fault_of(rule: dict[str, Any]) -> str | None:
-    """Return why the agent would not load a rule, or why the rule can never match; None for a good one."""
+def fault_of(rule: dict[str, Any]) -> tuple[str, str] | None:
+    """Return why a rule does not work, and what happens then; None for a good one."""
     for key, value in rule.items():
         if key not in KEYS:
-            return f"{short(key)} is not a key of a rule"
+            return f"{short(key)} is not a key of a rule", "the API server refuses or drops the key"
         if type(value) is not KEYS[key]:
-            return f"{key} is {short(value)}, and not {'a number' if KEYS[key] is int else KEYS[key].__name__}"
+            kind = "a number" if KEYS[key] is int else KEYS[key].__name__
+            return f"{key} is {short(value)}, and not {kind}", "the API server refuses the job"
+        if KEYS[key] is int and key != "metricThreshold" and value < 1:
+            return f"{key} is {value}, and must be at least 1", "the rule fires on a run that is well"
     for key in ("name", "logPattern"):
         if not rule.get(key):
-            return f"{key} is missing"
+            return f"{key} is missing", _NOT_LOADED
     if rule.get("operator", "gt") not in OPERATORS:
-        return f"operator {short(rule['operator'])} is not one of {', '.join(OPERATORS)}"
+        return f"operator {short(rule['operator'])} is not one of {', '.join(OPERATORS)}", _NOT_LOADED
     for key in ("logPattern", "stopPattern"):
         try:
             if key in rule and (reason := impossible(rule[key])):
-                return f"{key} can never match: {reason}"
+                return f"{key} can never match: {reason}", "the rule never changes its state"
         except (re.error, OverflowError, RecursionError) as problem:
-            return f"{key} is not a regular expression: {problem}"
+            return f"{key} is not a regular expression: {problem}", _NOT_LOADED
+        if key in rule and re.match(rule[key], ""):
+            effect = "while no line comes, the agent tries its rules on an empty text every second"
+            return f"{key} matches an empty text", effect
     if {"operator", "metricThreshold"} <= rule.keys() and not re.compile(rule["logPattern"]).groups:
-        return "logPattern has no group that holds the value for metricThreshold"
+        return "logPattern has no group that holds the value for metricThreshold", "the rule compares no value"
+    if not (_TIMES & rule.keys() or rule.get("faultOnMatch") or {"operator", "metricThreshold"} <= rule.keys()):
+        needs = f"{', '.join(sorted(_TIMES))}, faultOnMatch, or operator with metricThreshold"
+        return f"it can never fire without {needs}", "the rule never changes what the agent does"
     return None
 
 
 def impossible(pattern: str) -> str | None:
-    """Return why no line can match a pattern from its start, None if one may. Raises re.error for no pattern."""
+    """Return why no line can match a pattern from its start, None if one may. Raises re.error for no pattern.
+
+    A reason is a proof. Patterns without one, such as `a*+a`, may still be impossible.
+    """
     if len(pattern) > _LONGEST:
         raise re.error(f"{len(pattern):,} characters, at most {_LONGEST:,}")
     re.compile(pattern)
-    return _impossible(list(parser.parse(pattern)))
+    return _impossible(parser.parse(pattern), 0, 0)
 
 
-def _impossible(items: list[Any]) -> str | None:
-    """Judge a sequence of parsed items: what stands before an anchor, behind the end, and beside a line's end."""
-    taken, ended = 0, False
-    for code, value in items:
-        if code is codes.AT and value in _ANCHORS_AT_START and taken:
-            return "^ stands behind text"
-        if code is codes.AT and value in _ANCHORS_AT_END:
-            ended = True
-        elif code is codes.SUBPATTERN and (reason := _impossible(list(value[-1]))):
+def _impossible(items: Any, least: int, most: int) -> str | None:
+    """Judge parsed items in turn, which begin behind `least` to `most` characters of the line."""
+    row = list(_flat(items))
+    room: int | None = None  # characters that the line can still have: its end is reached
+    for index, (code, value) in enumerate(row):
+        item = parser.SubPattern(items.state, [(code, value)])
+        low, high = item.getwidth()
+        if reason := _reason(row, index, item, least, most):
             return reason
-        elif code is codes.BRANCH:
-            reasons = [_impossible(list(branch)) for branch in value[1]]
-            if all(reasons):
-                return reasons[0]
-        least = _least(code, value)
-        if ended and least:
-            return "text stands behind $"
-        if code is codes.LITERAL and value == 10:
-            ended = True  # a line ends there
-        taken += least
+        if room is not None and low:
+            if low > room or (code in _CHARACTERS and not compiler.compile(item).match("\n")):
+                return "text stands behind the end of the line"
+            room -= low
+        if code is codes.AT and value in _ENDS:
+            room = min(_ENDS[value], 1 if room is None else room)
+        elif code is codes.LITERAL and value == ord("\n"):
+            room = 0
+        least, most = least + low, most + high
     return None
 
 
-def _least(code: Any, value: Any) -> int:
-    """Return the fewest characters that one parsed item takes."""
-    if code in (codes.AT, codes.ASSERT, codes.ASSERT_NOT, codes.GROUPREF, codes.GROUPREF_EXISTS):
-        return 0
-    if code in (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT):
-        return int(value[0]) * int(value[2].getwidth()[0])
-    if code in (codes.SUBPATTERN, codes.ATOMIC_GROUP):
-        return int((value[-1] if code is codes.SUBPATTERN else value).getwidth()[0])
-    return min(int(branch.getwidth()[0]) for branch in value[1]) if code is codes.BRANCH else 1
+def _reason(row: list[Any], index: int, item: Any, least: int, most: int) -> str | None:
+    """Return why one item cannot match in its place."""
+    code, value = row[index]
+    behind = _literals(row[index + 1 :], item.state.flags)
+    if code is codes.AT:
+        return _misplaced(row, index, item.state.flags, least, most)
+    if code is codes.FAILURE:
+        return "(?!) matches nothing"
+    if code is codes.LITERAL and value == ord("\r"):
+        return "Python reads a carriage return as the end of a line"
+    if code is codes.IN and not compiler.compile(item).search(_every_character()):
+        return "a class in [ ] has no character"
+    if code is codes.ASSERT_NOT and _is_plain(value[1]):
+        said = compiler.compile(value[1]).match(behind if value[0] > 0 else "")
+        return "what (?!...) excludes stands there" if said else None
+    if code is codes.ASSERT and value[0] < 0:
+        return "(?<=...) stands at the start of the line" if value[1].getwidth()[0] > most else None
+    if code is codes.ASSERT:
+        ahead = _literals(list(_flat(value[1])), item.state.flags)
+        if ahead[: len(behind)] != behind[: len(ahead)]:
+            return "other text follows than (?=...) demands"
+    if code in _REPEATS and not value[0]:
+        return None
+    reasons = [_impossible(part, least, most) for part in _parts(code, value)]
+    return reasons[0] if reasons and all(reasons) else None
+
+
+def _misplaced(row: list[Any], index: int, flags: int, least: int, most: int) -> str | None:
+    """Return why an anchor cannot match in its place."""
+    anchor = row[index][1]
+    if anchor in _STARTS and least and not flags & re.MULTILINE:
+        return "^ stands behind text"
+    before = "\n" if most == 0 else _literals(row[max(index - 1, 0) : index], flags)
+    after = _literals(row[index + 1 :], flags)[:1]
+    if anchor in _BOUNDARIES and before and after and (before + after).isascii():
+        differ = bool(re.match(r"\w", before)) is not bool(re.match(r"\w", after))
+        if differ is not _BOUNDARIES[anchor]:
+            return r"a word begins or ends at \B" if differ else r"no word begins or ends at \b"
+    return None
+
+
+def _flat(items: Any) -> Iterator[Any]:
+    """Yield parsed items, those of groups in their place; a group with flags of its own stays one item."""
+    for code, value in items:
+        inner = value if code is codes.ATOMIC_GROUP else value[3] if code is codes.SUBPATTERN else None
+        if inner is None or (code is codes.SUBPATTERN and (value[1] or value[2])):
+            yield code, value
+        else:
+            yield from _flat(inner)
+
+
+def _literals(row: list[Any], flags: int) -> str:
+    """Return the text that stands at the start of a row of items, if its case is exact."""
+    if flags & re.IGNORECASE:
+        return ""
+    return "".join(chr(value) for _, value in itertools.takewhile(lambda item: item[0] is codes.LITERAL, row))
+
+
+def _parts(code: Any, value: Any) -> list[Any]:
+    """Return the sequences in an item, of which one must match."""
+    if code is codes.BRANCH:
+        return list(value[1])
+    if code is codes.ASSERT:
+        return [value[1]]
+    return [value[2]] if code in _REPEATS else []
+
+
+def _is_plain(items: Any) -> bool:
+    """Whether a match depends on nothing but its own characters, so that text behind it changes nothing."""
+    return all(
+        code in _CHARACTERS or (code in _LAZY and all(map(_is_plain, _parts(code, value))))
+        for code, value in _flat(items)
+    )
+
+
+@cache
+def _every_character() -> str:
+    return "".join(map(chr, range(sys.maxunicode + 1)))
 
 
 def _compiled(pattern: str | None) -> re.Pattern[str] | None:
     return None if pattern is None else re.compile(pattern)
 
 
-def _wrong(rule: dict[str, Any], fault: str) -> Verdict:
+def _wrong(rule: dict[str, Any], fault: str, effect: str) -> Verdict:
     name = short(rule.get("name") or "a rule without a name")
-    loads = "the agent loads none of the rules" if "never match" not in fault else "the rule never changes its state"
-    return Verdict(State.FAIL, f"{name}: {fault}", [loads], "correct the rule", {"rule": name, "events": []})
+    return Verdict(State.FAIL, f"{name}: {fault}", [effect], "correct the rule", {"rule": name, "events": []})
 
 
 def _verdict(rows: list[tuple[str, _Rule]], error: str, streams: dict[str, Any]) -> Verdict:
