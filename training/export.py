@@ -31,7 +31,7 @@ from training.data.staging import commit, staging
 from training.models import bert
 from training.models.causal import build_on_meta
 from training.models.lora import ADAPTER, adapter_name, base_name, peft_config
-from training.run.directory import RunDir, write_json
+from training.run.directory import RunDir, why_not_new, write_json
 from training.run.files import read_bounded
 from training.run.signing import SigningError
 from training.sample import checkpoint_of, config_of
@@ -86,10 +86,8 @@ def export_run(
         WeightsError: the base to merge with is gone or has changed.
     """
     run = RunDir(run_directory)
-    if to.is_dir() and any(to.iterdir()):
-        raise ExportError(f"{to} is not empty; name a directory that does not exist yet")
-    if to.exists() and not to.is_dir():
-        raise ExportError(f"{to} is a file; name a directory that does not exist yet")
+    if reason := why_not_new(to):
+        raise ExportError(reason)
     skipped: list[str] = []
     checkpoint = checkpoint_of(run, step, skipped)
     config = config_of(checkpoint)

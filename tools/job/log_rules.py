@@ -20,7 +20,7 @@ from tools.core import State, UserError, Verdict
 from tools.core.output import count, short
 from tools.job.snapshot.log_lines import Line
 
-KEYS = {
+KEYS: dict[str, type] = {
     "name": str, "logPattern": str, "expectedStartCutOffInSeconds": int, "expectedRecurringFrequencyInSeconds": int,
     "stopPattern": str, "metricThreshold": int, "operator": str, "metricEvaluationDataPoints": int,
     "faultOnMatch": bool,
@@ -178,7 +178,7 @@ def fault_of(rule: dict[str, Any]) -> tuple[str, str] | None:
         if type(value) is not KEYS[key]:
             kind = "a number" if KEYS[key] is int else KEYS[key].__name__
             return f"{key} is {short(value)}, and not {kind}", "the API server refuses the job"
-        if KEYS[key] is int and key != "metricThreshold" and value < 1:
+        if isinstance(value, int) and KEYS[key] is int and key != "metricThreshold" and value < 1:
             return f"{key} is {value}, and must be at least 1", "the rule fires on a run that is well"
     for key in ("name", "logPattern"):
         if not rule.get(key):

@@ -117,3 +117,18 @@ def flat(value: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(value, dict) or not value:
         return {prefix: value}
     return {k: v for key, inner in value.items() for k, v in flat(inner, f"{prefix}.{key}" if prefix else key).items()}
+
+
+def why_not_new(directory: Path) -> str | None:
+    """Why a directory cannot be created at this path, or is not empty; None if it can."""
+    try:
+        if directory.is_dir() and any(directory.iterdir()):
+            return f"{directory} is not empty; name a directory that does not exist yet"
+        if os.path.lexists(directory) and not directory.is_dir():
+            return f"{directory} is not a directory; name one that does not exist yet"
+        parent = next(path for path in directory.resolve().parents if path.exists())
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a loop of links
+        return f"cannot write {directory}: {getattr(error, 'strerror', None) or error}"
+    if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
+        return None
+    return f"cannot write {directory}: {parent} is not a directory that this user can write"

@@ -183,6 +183,18 @@ def test_export_prints_the_result_and_how_to_load_it(
     assert (out / "adapter_model.safetensors").exists()
 
 
+def test_an_export_to_an_impossible_place_is_refused_before_the_trainer_starts(
+    run: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(export, "answer")
+    (run.path / "loop").symlink_to("loop")
+    place = "is not a directory"
+    for to, told in (("checkpoints", "is not empty"), ("run.json", place), ("run.json/a/b", "cannot write"),
+                     ("loop", place), ("loop/a", "cannot write")):  # fmt: skip
+        assert cli.invoke(["checkpoint", "export", str(run.path), "--to", str(run.path / to)]) == 2
+        assert told in capsys.readouterr().err, to
+
+
 def test_an_error_of_the_trainer_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     assert cli.invoke(["checkpoint", "show", str(tmp_path / "empty")]) == 2

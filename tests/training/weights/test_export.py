@@ -214,7 +214,7 @@ def test_refused_exports_leave_no_files(tmp_path: Path, run: RunDir, dataset: Pa
     (tmp_path / "full" / "note").write_text("mine")
     with pytest.raises(ExportError, match="is not empty"):
         export_run(run.path, tmp_path / "full")
-    with pytest.raises(ExportError, match="is a file"):
+    with pytest.raises(ExportError, match="is not a directory"):
         export_run(run.path, tmp_path / "full" / "note")
     with pytest.raises(ExportError, match="cannot write"):
         export_run(run.path, tmp_path / "full" / "note" / "out")

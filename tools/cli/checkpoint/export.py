@@ -3,15 +3,18 @@
 from pathlib import Path
 
 from tools.cli.checkpoint._place import Place
-from tools.core import output
+from tools.core import UserError, output
 from tools.core.own_module import answer
+from training.run.directory import why_not_new
 
 
 def command(
     run: str | None, name: str | None, to: Path, merge: bool, step: int | None, dtype: str, as_json: bool
 ) -> None:
-    directory = Place(run, name, None, None, None).address
-    options = [f"--to={to.expanduser().absolute()}", f"--dtype={dtype}", *(["--merge"] if merge else [])]
+    directory, target = Place(run, name, None, None, None).address, to.expanduser().absolute()
+    if reason := why_not_new(target):
+        raise UserError(reason)
+    options = [f"--to={target}", f"--dtype={dtype}", *(["--merge"] if merge else [])]
     options += [] if step is None else [f"--step={step}"]
     written = answer(["training.export", f"--run={directory}", *options])
     for reason in written["skipped"]:
