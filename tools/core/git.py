@@ -81,7 +81,8 @@ def unpack(root: Path, revision: str, folders: list[str], target: Path) -> None:
     """Extract `folders` of a commit into `target`. Raises UserError where a folder is missing."""
     done = _git(root, "archive", "--format=tar", _revision(revision), "--", *folders)
     if done.returncode != 0:
-        raise UserError(f"commit {revision[:12]}: {done.stderr.decode().strip().splitlines()[-1]}")
+        said = done.stderr.decode().strip().splitlines()[-1].removeprefix("fatal: ")
+        raise UserError(f"commit {revision[:12]}: {said}")
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         archive.extractall(target, filter="data")
 

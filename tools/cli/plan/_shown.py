@@ -107,18 +107,20 @@ def _explain(plan: Plan) -> None:
     output.table(rows)
 
 
-def between(values: tuple[float, float, float], form: Callable[[float], str]) -> str:
-    """Return an expected value with its range."""
-    expected, low, high = map(form, values)
+def between(values: tuple[float, float, float], form: Callable[[float, float], str]) -> str:
+    """Return an expected value with its range, all in the unit of the expected one."""
+    expected, low, high = (form(one, values[0]) for one in values)
     return f"{expected} ({low} to {high})"
 
 
-def duration(hours: float) -> str:
-    """Return hours in the unit that people use."""
-    if hours >= 48:
+def duration(hours: float, expected: float | None = None) -> str:
+    """Return hours in the unit that people use for them, or for what was expected."""
+    scale = hours if expected is None else expected
+    if scale >= 48:
         return f"{hours / 24:,.1f} days"
-    return f"{hours:,.1f} h" if hours >= 1 else f"{hours * 60:,.1f} min"
+    return f"{hours:,.1f} h" if scale >= 1 else f"{hours * 60:,.1f} min"
 
 
-def dollars(value: float) -> str:
-    return f"${value:,.0f}" if value >= 100 else f"${value:,.2f}"
+def dollars(value: float, expected: float | None = None) -> str:
+    """Return USD, without cents from 100 on."""
+    return f"${value:,.0f}" if (value if expected is None else expected) >= 100 else f"${value:,.2f}"

@@ -7,10 +7,11 @@ from tools.cells import matrix
 from tools.cells.memory import room_of
 from tools.cli.plan import _shown
 from tools.core import UserError, git, output, repo
-from tools.plan.outlook import Plan, Run
+from tools.plan.outlook import Place, Plan, Run
 from training.config import ConfigError
 
-WHEN = ("before", "now")
+HEADS = (*_shown.HEADS, "storage")
+OWN = "unknown: the model of a script of your own"
 
 
 def command(revision: str, as_json: bool) -> int:
@@ -18,41 +19,55 @@ def command(revision: str, as_json: bool) -> int:
     git.commit(root, revision)
     with tempfile.TemporaryDirectory() as folder:
         git.unpack(root, revision, ["overlays"], Path(folder))
-        before = _plans(Path(folder))
-    after = _plans(root)
-    shown = {name: (before.get(name), after.get(name)) for name in sorted({*before, *after})}
-    changed = {name: pair for name, pair in shown.items() if _row(pair[0]) != _row(pair[1])}
+        try:
+            before = _plans(Path(folder))
+        except UserError as problem:
+            raise UserError(f"at {revision}: {problem.message}", problem.hint) from problem
+    now = _plans(root)
+    pairs = {name: (before.get(name), now.get(name)) for name in sorted({*before, *now})}
+    told = {name: tuple(plan and plan.as_dict() for plan in pair) for name, pair in pairs.items()}
+    changed = {name: pair for name, pair in pairs.items() if told[name][0] != told[name][1]}
     if as_json:
-        output.data({name: [plan and plan.as_dict() for plan in pair] for name, pair in changed.items()})
+        output.data({name: told[name] for name in changed})
     elif not changed:
         output.line(f"no cell's plan differs from that at {revision}")
     else:
-        rows = [(name, when, *_row(plan)) for name in changed for when, plan in zip(WHEN, changed[name], strict=True)]
-        output.table([("cell", "", *_shown.HEADS), *rows], indent="", head=True)
+        rows = [
+            (name, when, *_row(plan))
+            for name, pair in changed.items() for when, plan in zip(("before", "now"), pair, strict=True)
+        ]  # fmt: skip
+        output.table([("cell", "", *HEADS), *rows], indent="", head=True)
         output.line(_together(list(changed.values())))
-    return 1 if any(now and not now.memory.fits for _, now in changed.values()) else 0
+    return 1 if any(isinstance(plan, Plan) and not plan.memory.fits for _, plan in changed.values()) else 0
 
 
-def _plans(root: Path) -> dict[str, Plan]:
-    found = matrix.read(root)
-    plans = {}
-    for cell in (cell for cell in found.cells if not cell.script):
-        config, room = matrix.configuration(root, cell), room_of(root, cell)
+def _plans(root: Path) -> dict[str, Plan | Place]:
+    """Return the plan of each cell; of a script of your own only its machines are known."""
+    found: dict[str, Plan | Place] = {}
+    for cell in matrix.read(root).cells:
+        room = room_of(root, cell)
+        if cell.script:
+            found[cell.name] = Place(cell.name, cell.instance, cell.nodes, room, OWN)
+            continue
+        config = matrix.configuration(root, cell)
         try:
-            plans[cell.name] = Plan(Run.of(cell.name, config, cell.nodes, room, cell.instance))
+            found[cell.name] = Plan(Run.of(cell.name, config, cell.nodes, room, cell.instance))
         except ConfigError as problem:
             raise UserError(f"{matrix.MATRIX}:{cell.line}: cells.{cell.hardware}.{cell.model}: {problem}") from problem
-    return plans
+    return found
 
 
-def _together(pairs: list[tuple[Plan | None, Plan | None]]) -> str:
+def _together(pairs: list[tuple[Plan | Place | None, ...]]) -> str:
     """Say what the changed cells cost together."""
-    plans = [plan for pair in pairs for plan in pair if plan]
-    sums = [sum(plan.cheapest or 0.0 for plan in column if plan) for column in zip(*pairs, strict=True)]
-    lacking = sum(plan.cheapest is None for plan in plans)
+    columns = zip(*pairs, strict=True)
+    costs = [[plan.cheapest if isinstance(plan, Plan) else None for plan in column if plan] for column in columns]
+    before, now = (sum(filter(None, column)) for column in costs)
+    lacking = sum(cost is None for column in costs for cost in column)
     without = f", without {output.count(lacking, 'plan')} of unknown cost" if lacking else ""
-    return f"together: {_shown.dollars(sums[0])} before, {_shown.dollars(sums[1])} now{without}"
+    return f"together: {_shown.dollars(before)} before, {_shown.dollars(now)} now{without}"
 
 
-def _row(plan: Plan | None) -> tuple[str, ...]:
-    return _shown.row(plan) if plan else ("-",) * len(_shown.HEADS)
+def _row(plan: Plan | Place | None) -> tuple[str, ...]:
+    if plan is None:
+        return ("-",) * len(HEADS)
+    return (*_shown.row(plan), output.size(plan.stored_bytes) if isinstance(plan, Plan) else "unknown")
