@@ -139,6 +139,31 @@ def test_keep_rules_that_cannot_hold_are_refused(override: str, said: str) -> No
 @pytest.mark.parametrize(
     ("override", "said"),
     [
+        ("checkpoint.keep=null", "checkpoint.keep is None: a whole number is needed; nearest value: 2"),
+        ("checkpoint.keep=true", "checkpoint.keep is True: a whole number is needed; nearest value: 2"),
+        ("checkpoint.every=5.4", "checkpoint.every is 5.4: a whole number is needed; nearest value: 5"),
+        ("checkpoint.every=[5]", "checkpoint.every is [5]: a whole number is needed"),
+        ("checkpoint.asynchronous=3", "checkpoint.asynchronous is 3: true or false is needed; nearest value: false"),
+        ("checkpoint.keep_bad_days=-1", "should be greater than or equal to 0; nearest value: 0.0"),
+        ("retry=5", "retry is 5: a mapping of these keys is needed: classes, most"),
+        ("parallel.reshard_after_forward=x", "is 'x': one of these is needed: 'auto', true or false, a whole number"),
+        ("sample.prompts=[1]", "sample.prompts.0 is 1: a text is needed"),
+        ("train.on_spike=rollback:5000", "nearest value: rollback:999"),
+        ("train.on_nan=Rollback:3", "nearest value: rollback:3"),
+        ("train.warmup_steps=999", "train.warmup_steps 999 is not below train.steps {steps}; nearest value: {below}"),
+    ],
+)
+def test_a_value_of_the_wrong_type_or_range_is_one_error(override: str, said: str) -> None:
+    given = texts("llama", KV)
+    steps = load_texts(given).train.steps
+    with pytest.raises(ConfigError) as caught:
+        load_texts(apply_override(given, override))
+    assert str(caught.value).endswith(said.format(steps=steps, below=steps - 1))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
         ("train.beta2=0.999", "with beta2 0.999; nearest value of train.beta2: 0.99"),
         ("train.optimizer=lamb", "bf16 is for adamw only, optimizer is lamb"),
     ],

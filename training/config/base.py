@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 
@@ -24,19 +24,14 @@ def divisor_near(number: int, most: int) -> int:
     return next((n for n in range(start, max(0, start - TRIED), -1) if number % n == 0), 1)
 
 
-def not_bool(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("a number is needed, not a boolean")
-    return value
-
-
-Count = Annotated[int, BeforeValidator(not_bool), Field(strict=True, gt=0, le=LARGEST)]
-Whole = Annotated[int, BeforeValidator(not_bool), Field(strict=True, ge=0, le=LARGEST)]
-Positive = Annotated[float, BeforeValidator(not_bool), Field(strict=True, gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, BeforeValidator(not_bool), Field(strict=True, ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, BeforeValidator(not_bool), Field(strict=True, ge=0, lt=1)]
-Share = Annotated[float, BeforeValidator(not_bool), Field(strict=True, ge=0, le=1)]
-Inside = Annotated[float, BeforeValidator(not_bool), Field(strict=True, gt=0, lt=1)]
+Count = Annotated[int, Field(strict=True, gt=0, le=LARGEST)]
+Whole = Annotated[int, Field(strict=True, ge=0, le=LARGEST)]
+Several = Annotated[int, Field(strict=True, ge=2, le=LARGEST)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(strict=True, ge=0, lt=1)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+Inside = Annotated[float, Field(strict=True, gt=0, lt=1)]
 
 
 def wrong(key: str, message: str) -> PydanticCustomError:

@@ -9,9 +9,12 @@ one. `training.config` defines the sections.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import io
-from collections.abc import Mapping
+import itertools
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
@@ -47,6 +50,11 @@ OWNER: dict[str, str] = {
 }
 
 
+_NEEDED = {
+    "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false", "string_type": "a text",
+    "tuple_type": "a list",
+}  # fmt: skip
+_CANDIDATES = 4  # that are tried as the nearest value
 LARGEST = 2**20  # bytes of a file; ours have a few hundred
 
 
@@ -90,7 +98,7 @@ def load_texts(texts: Mapping[str, tuple[str, str]]) -> Config:
     except ValidationError as error:
         # A misspelt key is a better message than the missing key it stands for.
         errors = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
-        raise ConfigError(_message(errors[0], texts, lines)) from None
+        raise ConfigError(_message(errors, texts, lines, merged)) from None
 
 
 def apply_override(texts: Mapping[str, tuple[str, str]], assignment: str) -> dict[str, tuple[str, str]]:
@@ -153,6 +161,14 @@ def _section_of(annotation: Any) -> Any:
     return next((o for o in options if isinstance(o, type) and issubclass(o, Section)), None)
 
 
+def _section(loc: tuple[Any, ...]) -> Any:
+    """The section at a key."""
+    section: Any = Config
+    for part in loc:
+        section = _section_of(section.model_fields[str(part)].annotation)
+    return section
+
+
 def _nearest(part: str, section: Any, prefix: list[str]) -> str:
     close = difflib.get_close_matches(part, list(section.model_fields), n=1, cutoff=0.6)
     if close:
@@ -176,12 +192,64 @@ def nearest_key(name: str) -> str | None:
     return keys[close[0]] if close else None
 
 
-def _nearest_number(error: ErrorDetails) -> str:
-    """The whole number nearest to one that is out of bounds."""
-    limits = error.get("ctx", {})
-    nearest = [limits[name] + step for name, step in (("gt", 1), ("ge", 0), ("lt", -1), ("le", 0)) if name in limits]
-    whole = type(error["input"]) is int and all(type(limit) is int for limit in nearest)
-    return f"; nearest value: {nearest[0]}" if nearest and whole else ""
+def _nearest_value(error: ErrorDetails, loc: tuple[Any, ...], merged: Mapping[str, Any]) -> str:
+    """The value nearest to a wrong one with which its key has no error; empty where there is none."""
+    value = _candidate(error, loc) if all(isinstance(part, str) for part in loc) else None  # no element of a list
+    for _ in range(_CANDIDATES):
+        if value is None:
+            return ""
+        again = _error_at(loc, _with(merged, loc, value))
+        if again is None:
+            return f"; nearest value: {str(value).lower() if isinstance(value, bool) else value}"
+        value = _candidate(again, loc)
+    return ""
+
+
+def _candidate(error: ErrorDetails, loc: tuple[Any, ...]) -> Any:
+    """A value near a wrong one: the bound, the same number in the right type, or the default; None without one."""
+    limits, (kind, _, _) = error.get("ctx", {}), error["type"].partition("_")
+    for name, step in (("gt", 1), ("ge", 0), ("lt", -1), ("le", 0)):
+        if name in limits:  # a float has no neighbour beside a bound that is not its own
+            return limits[name] + step if isinstance(limits[name], int) or not step else None
+    if kind == "key":
+        said = re.search(r"nearest value: (\d+)$", limits["message"])
+        return int(said[1]) if said else None
+    if kind in ("int", "float"):
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
+            return round(float(error["input"])) if kind == "int" else float(error["input"])
+    default = _section(loc[:-1]).model_fields[loc[-1]].default
+    return default if isinstance(default, (bool, int, float, str)) else None
+
+
+def _with(merged: Mapping[str, Any], loc: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    """The configuration with another value at one key."""
+    return {**merged, loc[0]: _with(merged[loc[0]], loc[1:], value) if len(loc) > 1 else value}
+
+
+def _error_at(loc: tuple[Any, ...], merged: Mapping[str, Any]) -> ErrorDetails | None:
+    """The first error of a configuration at one key."""
+    try:
+        Config.model_validate(merged)
+    except ValidationError as error:
+        return next((one for one in error.errors() if _location(one) == loc), None)
+    return None
+
+
+def _location(error: ErrorDetails) -> tuple[Any, ...]:
+    """The key of an error; an error of type `key` names it itself, because it may be in another section.
+
+    For a key with several types, pydantic adds the type that did not fit.
+    """
+    if error["type"] == "key":
+        return tuple(error["ctx"]["key"].split("."))
+    loc: tuple[Any, ...] = error["loc"]
+    section: Any = Config
+    for depth, part in enumerate(loc):
+        field = section.model_fields.get(str(part))
+        section = _section_of(field.annotation) if field else None
+        if section is None:
+            return (*loc[: depth + 1], *itertools.takewhile(lambda one: isinstance(one, int), loc[depth + 1 :]))
+    return loc
 
 
 def _yaml() -> YAML:
@@ -246,13 +314,13 @@ def _collect_lines(node: Any, name: str, path: tuple[Any, ...], lines: dict[tupl
 
 
 def _message(
-    error: ErrorDetails,
+    errors: Sequence[ErrorDetails],
     texts: Mapping[str, tuple[str, str]],
     lines: Mapping[tuple[Any, ...], tuple[str, int]],
+    merged: Mapping[str, Any],
 ) -> str:
-    loc = tuple(error["loc"])
-    if error["type"] == "key":  # the error names its key, which may be in another section
-        loc = tuple(error["ctx"]["key"].split("."))
+    error = errors[0]
+    loc = _location(error)
     key = ".".join(str(part) for part in loc)
     if error["type"] == "missing":
         name = texts[_owner(str(loc[0]), texts)][0]
@@ -261,10 +329,7 @@ def _message(
     at_name, at_line = next((lines[loc[:n]] for n in range(len(loc), 0, -1) if loc[:n] in lines), ("", 0))
     where = f"{at_name}:{at_line}: " if at_name else ""
     if error["type"] == "extra_forbidden":
-        section = Config
-        for part in loc[:-1]:
-            section = _section_of(section.model_fields[str(part)].annotation)
-        return f"{where}unknown key {key}{_nearest(str(loc[-1]), section, [str(p) for p in loc[:-1]])}"
+        return f"{where}unknown key {key}{_nearest(str(loc[-1]), _section(loc[:-1]), [str(p) for p in loc[:-1]])}"
     reason = error["msg"].removeprefix("Value error, ")
     if error["type"] == "key":
         return f"{where}{reason}"
@@ -272,7 +337,14 @@ def _message(
         return f"{texts['cell'][0]} and {texts['model'][0]}: {reason}"
     if error["type"] == "value_error":
         return f"{where}{key}: {reason}"
-    hint = _nearest_number(error)
+    if error["type"] == "model_type":
+        keys = ", ".join(_section(loc).model_fields)
+        return f"{where}{key} is {error['input']!r}: a mapping of these keys is needed: {keys}"
+    hint = _nearest_value(error, loc, merged)
+    kinds = [_NEEDED.get(one["type"]) or one.get("ctx", {}).get("expected") for one in errors if _location(one) == loc]
+    if error["type"] in _NEEDED or len(kinds) > 1:
+        reason = f"{'one of these is needed: ' * (len(kinds) > 1)}{', '.join(filter(None, kinds))}"
+        reason += " is needed" * (len(kinds) == 1)
     if error["type"] == "literal_error" and isinstance(error["input"], str):
         options = [
             o.strip("'") for o in str(error.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")

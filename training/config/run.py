@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from training.config.base import Count, NotNegative, Section, Whole, divisor_near, not_bool, wrong
+from training.config.base import Count, NotNegative, Section, Several, Whole, divisor_near, wrong
 from training.run.bucket import S3_PREFIX
 
 
@@ -110,7 +111,7 @@ class Kept(Section):
     every: Count
     """Number of steps between two checkpoints; the last step always gets one."""
 
-    keep: Annotated[int, BeforeValidator(not_bool), Field(strict=True, ge=2)] = 2
+    keep: Several = 2
     """Number of the newest checkpoints that are kept, at least 2."""
 
     keep_every: Whole = 0
@@ -139,15 +140,20 @@ class Local(Section):
     path: str
     """An absolute path: a volume of each pod's own, in memory or on a local disk."""
 
-    keep: Annotated[int, BeforeValidator(not_bool), Field(strict=True, ge=2)] = 2
+    keep: Several = 2
     """Number of the newest checkpoints that are kept there, at least 2."""
 
     @field_validator("path")
     @classmethod
     def _absolute(cls, value: str) -> str:
         if not value.startswith("/") or not value.isprintable() or ".." in value.split("/"):
-            raise ValueError(f"{value!r} is not an absolute path; nearest value: /{value.strip('./') or 'local'}")
+            raise ValueError(f"{value!r} is not an absolute path; nearest value: {_near(value)}")
         return value
+
+
+def _near(path: str) -> str:
+    """An absolute path like this text."""
+    return "/" + (posixpath.normpath("/" + "".join(filter(str.isprintable, path))).strip("/") or "local")
 
 
 class S3(Kept):

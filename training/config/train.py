@@ -27,9 +27,10 @@ def _reaction(value: str) -> str:
     kind, _, most = value.partition(":")
     if value in ("stop", "skip", "ignore") or (kind == "rollback" and re.fullmatch("[1-9][0-9]{0,2}", most)):
         return value
-    near = difflib.get_close_matches(kind, ("stop", "skip", "ignore", "rollback"), n=1, cutoff=0.0)[0]
-    near = near.replace("rollback", "rollback:1")
-    raise ValueError(f"{value!r} is not stop, skip or rollback:N with N from 1 to 999; nearest value: {near}")
+    near = difflib.get_close_matches(kind.lower(), ("stop", "skip", "ignore", "rollback"), n=1, cutoff=0.0)[0]
+    times = min(max(int(most), 1), 999) if re.fullmatch("-?[0-9]{1,9}", most) else 1
+    near = near.replace("rollback", f"rollback:{times}")
+    raise ValueError(f"{value!r} is not stop, skip, ignore or rollback:N with N from 1 to 999; nearest value: {near}")
 
 
 class Train(Section):
@@ -138,7 +139,8 @@ class Train(Section):
     @model_validator(mode="after")
     def _warmup(self) -> Self:
         if self.warmup_steps >= self.steps:
-            raise ValueError(f"warmup_steps {self.warmup_steps} must be below steps {self.steps}")
+            text = f"train.warmup_steps {self.warmup_steps} is not below train.steps {self.steps}"
+            raise wrong("train.warmup_steps", f"{text}; nearest value: {self.steps - 1}")
         return self
 
 
