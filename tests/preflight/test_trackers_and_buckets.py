@@ -12,13 +12,22 @@ from tools.core.verdict import State
 from tools.preflight.evaluate import evaluate
 from tools.workload import kinds
 
-PASS, WARN = State.PASS, State.WARN  # the rules ask for a practice, so that nothing is worse than WARN
+PASS, WARN, FAIL = State.PASS, State.WARN, State.FAIL
 Change = Callable[[dict[str, Any]], None]
 ONLINE, BUCKET = "track.wandb.project=a", "checkpoint.tiers.s3={every: 50, to: s3://bucket/runs/a}"
 
 
+def _local(path: str) -> str:
+    return f"checkpoint.tiers.local={{every: 10, path: {path}}}"
+
+
 def _nothing(spec: dict[str, Any]) -> None:
     """The pods of the cell as they are: with the key mounted and an account of their own."""
+
+
+def _writable_root(spec: dict[str, Any]) -> None:
+    for container in spec["containers"]:
+        container["securityContext"]["readOnlyRootFilesystem"] = False
 
 
 def _no_key(spec: dict[str, Any]) -> None:
@@ -56,6 +65,18 @@ def _own_keys(spec: dict[str, Any]) -> None:
         ("track", "track.wandb={mode: offline, server: 'http://wandb.team:8080'}", _no_key, PASS, "no key is missing"),
         ("track", "track.wandb={server: 'http://wandb.team:8080'}", _nothing, WARN, "port 8080 of wandb.team"),
         ("track", "track.mlflow.uri=http://mlflow.team:5000", _nothing, WARN, "port 5000 of mlflow.team"),
+        (
+            "config",
+            _local("/nvme"),
+            _nothing,
+            FAIL,
+            "/nvme, which the pod cannot write; nearest value that works: /tmp/che",
+        ),
+        ("config", _local("/etc/trainyard"), _nothing, FAIL, "/etc/trainyard, which the pod cannot write"),
+        ("config", _local("/proc/x"), _writable_root, FAIL, "/proc/x, which the pod cannot write"),
+        ("config", _local("/nvme"), _writable_root, PASS, "a valid configuration"),
+        ("checkpoint-places", _local("/nvme"), _writable_root, WARN, "in the container's own layer"),
+        ("checkpoint-places", _local("/dev/shm"), _nothing, PASS, "emptyDir"),
         ("checkpoint-places", BUCKET, _nothing, PASS, "a service account of their own"),
         ("checkpoint-places", BUCKET, _default_account, WARN, "no service account of their own to give a role to"),
         ("checkpoint-places", BUCKET, _own_keys, WARN, "may bring keys of AWS"),

@@ -52,6 +52,8 @@ def config(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, str(problem), "correct the configuration")
         elif lacking := _without_device(loaded, template):
             yield bad(place, lacking, "request the devices, or set device.type: cpu")
+        elif unwritable := _unwritable(loaded, template):
+            yield bad(place, unwritable, "mount an emptyDir there, or name a path on one")
         elif other := _differences(loaded, subject.base):
             yield bad(place, other, "correct the section model, or name another base")
         elif world is None:
@@ -69,6 +71,22 @@ def _without_device(loaded: Config | ConfigError, template: Template) -> str:
     if any(name.startswith(wanted) and count > 0 for name, count in template.requests.items()):
         return ""
     return f"device.type is {loaded.device.type}, and a pod of {template.role or 'the job'} requests no {kind}"
+
+
+def _unwritable(loaded: Config | ConfigError, template: Template) -> str:
+    """Return why a pod cannot write its local checkpoints, and a path where it can; empty if nothing shows that."""
+    local = None if isinstance(loaded, ConfigError) else loaded.checkpoint.tiers.local
+    if local is None:
+        return ""
+    container = template.trainer()[1]
+    where = storage(template, container, local.path)
+    sealed = (container.get("securityContext") or {}).get("readOnlyRootFilesystem") is True
+    if where != READ_ONLY and not (where == LAYER and (sealed or local.path.startswith(("/proc/", "/sys/")))):
+        return ""
+    own = {name for name, volume in template.volumes().items() if "emptyDir" in volume}
+    near = [mount["mountPath"] for mount in container.get("volumeMounts") or [] if mount["name"] in own]
+    hint = f"; nearest value that works: {min(near, key=len)}/checkpoints" if near else ""
+    return f"checkpoint.tiers.local.path is {local.path}, which the pod cannot write{hint}"
 
 
 def _differences(loaded: Config | ConfigError, base: Published | None) -> str:
