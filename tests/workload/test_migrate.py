@@ -287,6 +287,11 @@ def broken(what: str) -> Object:
     elif what == "node":
         for replica in item["spec"]["pytorchReplicaSpecs"].values():
             replica["template"]["spec"]["containers"].append({"name": "node", "image": "exporter:1"})
+    elif what == "policy":
+        for replica in item["spec"]["pytorchReplicaSpecs"].values():
+            replica["restartPolicy"] = "OnFailures"
+    elif what == "kind":
+        item["kind"] = "PytorchJob"
     elif what == "twice":
         env = [{"name": "A", "value": "1"}, {"name": "A", "value": "$(A):2"}]
         for replica in item["spec"]["pytorchReplicaSpecs"].values():
@@ -310,6 +315,7 @@ def broken(what: str) -> Object:
         ("refused", "it is refused as it is"),
         ("long", "the TrainJob would be refused"),
         ("managed", "kueue.x-k8s.io/multikueue makes the job's pods in another cluster"),
+        ("policy", "there is no restartPolicy OnFailures"),
         ("twice", "A is set more than once, and a variable reads it"),
         ("node", "a second container has the name node"),
     ],
@@ -318,6 +324,20 @@ def test_what_it_cannot_is_refused_with_the_reason(what: str, reason: str) -> No
     with pytest.raises(UserError, match=reason) as caught:
         migrated(broken(what))
     assert caught.value.code == 1
+
+
+def test_a_misspelled_kind_is_bad_input() -> None:
+    with pytest.raises(UserError, match=r"did you mean PyTorchJob\?") as caught:
+        migrated(broken("kind"))
+    assert caught.value.code == 2
+
+
+def test_a_process_for_each_processor_is_not_one_for_each_gpu() -> None:
+    item = job(container={"command": ["torchrun", "a.py"], "resources": {"limits": {"nvidia.com/gpu": 8}}})
+    item["spec"]["nprocPerNode"] = "cpu"
+    made = migrated(item)
+    assert made.job.item["spec"]["trainer"]["numProcPerNode"] == 1
+    assert "the world has 3 ranks instead of as many as torchrun counts devices or processors" in made.said
 
 
 def test_a_job_of_another_kind_is_bad_input() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from tools.cells.renaming import write_hosts
-from tools.core import UserError, output, tables
+from tools.core import UserError, did_you_mean, output, tables
 from tools.core.nested import mappings, walk
 from tools.kube import Manifests, Object, quantity
 from tools.kube.json_patch import difference, value_at
@@ -34,7 +34,10 @@ PERMANENT = list(range(1, 128))  # the exit codes that restartPolicy ExitCode do
 DEFAULT_BACKOFF = 6  # of a Job
 TAKEN = ("activeDeadlineSeconds", "suspend")  # of runPolicy
 # Annotations: the PyTorchJob once more, and what HyperPod reads in a PyTorchJob only.
-DROPPED = ("kubectl.kubernetes.io/last-applied-configuration", "sagemaker.amazonaws.com/enable-job-auto-resume")
+DROPPED = (
+    *("kubectl.kubernetes.io/last-applied-configuration", "sagemaker.amazonaws.com/enable-job-auto-resume"),
+    "sagemaker.amazonaws.com/job-max-retry-count",
+)
 OWN_NAMES = ("hostname", "subdomain")  # of a pod: the Job controller and JobSet write them
 
 
@@ -109,6 +112,10 @@ def _check(job: Workload) -> wiring.Analysis:
         raise _cannot(job, f"it is inside {job.wrapper}, whose controller starts PyTorchJobs")
     if job.refused:
         raise _cannot(job, f"it is refused as it is: {job.refused[0]}", "yard preflight -f FILE")
+    for policy in (role.restart_policy for role in job.roles):
+        if policy not in TEXTS["restart"]:
+            hint = did_you_mean(policy, TEXTS["restart"]) or f"one of {', '.join(TEXTS['restart'])}"
+            raise _cannot(job, f"there is no restartPolicy {policy}", hint)
     today = wiring.analyse(job)
     verdict = today.verdict
     if verdict.state.exit_code == 1:
@@ -202,7 +209,7 @@ def _processes(pod: Pod, container: Object) -> Object:
         return {"numProcPerNode": int(text)}
     resources = (container.get("resources") or {}).get("limits") or {}
     gpus = sum(int(quantity.quantity(str(amount)) or 0) for name, amount in resources.items() if name.endswith("/gpu"))
-    return {} if gpus else {"numProcPerNode": 1}
+    return {} if gpus and text != "cpu" else {"numProcPerNode": 1}
 
 
 def _objects(job: Workload, template: Object) -> tuple[Object, Object]:
@@ -257,7 +264,7 @@ def _remarks(job: Workload, template: Object) -> Iterator[str]:
     """Yield what the TrainJob does differently, and the fields that it does not have."""
     policy, elastic, restarts = job.section("runPolicy"), job.section("elasticPolicy"), job.roles[0].restart_policy
     yield from (text for key, text in TEXTS["policy"].items() if policy.get(key) is not None)
-    yield from TEXTS["restart"].get(restarts, ())
+    yield from TEXTS["restart"][restarts]
     if restarts == "Never" and policy.get("backoffLimit"):
         yield TEXTS["never"].format(limit=policy["backoffLimit"])
     if restarts != "Never" and policy.get("backoffLimit") is None:

@@ -140,7 +140,8 @@ def _unknown(part: Part, every: Manifests, holders: set[str]) -> Unknown | None:
     known = group in _TABLE["groups"] and item.get("kind") not in _TABLE["quiet"]
     if found is None and not known:
         return None
-    reason = f"{item.get('kind')} ({item.get('apiVersion')}) is not a kind that is modelled"
+    near = f" (did you mean {meant(item)}?)" if meant(item) else ""
+    reason = f"{item.get('kind')} ({item.get('apiVersion')}) is not a kind that is modelled{near}"
     checked = not any(fault for _, one in templates(item) for fault in misshapes(one, TEMPLATE, ""))
     reason += ": its containers are checked, and not how its pods meet" if found and checked else ""
     return Unknown(item, found or "", reason, part.wrapper, part.prefix)
