@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.inprocess import StopAfter, Texts, losses, run, same, tensors
+from tests.training.poisoned import poison
+from training.checkpoint.attempt import Attempt
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.read import open_checkpoint
 from training.checkpoint.store import Store
@@ -80,6 +83,69 @@ def test_one_save_is_in_flight_and_a_stop_waits_for_it(
     assert set(_steps(stopped)) == {f"step-0000000{step}" for step in (2, 4, 6, 7)}
     assert (most[0], threads) == (1, {False, True})
     assert same(tensors(stopped), _steps(stopped)["step-00000007"])
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_stop_right_after_a_save_does_not_write_the_step_again(
+    texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    """Also at the first step of a run that continues; a stop one step later writes that step."""
+    begun = _counted(monkeypatch)
+    keys = (KEPT, f"checkpoint.asynchronous={beside}".lower())
+    for _ in range(2):
+        stopped = run(texts, keys, tmp_path, data_root, StopAfter(5))
+        assert begun == [5]
+    digest = hashlib.sha256((stopped.checkpoints / "step-00000005" / "MANIFEST.json").read_bytes()).hexdigest()
+    said = f"step 5 is committed already: not written again (its manifest: sha256 {digest})"
+    text = stopped.rank_log(0).read_text()
+    assert (text.count(said), text.count("checkpoint of step 5 saved")) == (2, 1)
+    run(texts, keys, tmp_path, data_root, StopAfter(6))
+    assert begun == [5, 6]
+
+
+def test_a_step_that_is_trained_again_after_a_rollback_is_written_again(
+    texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 6 is damaged and step 7 is bad: from step 4, step 6 is another state, which a stop then finds committed."""
+    poison({"nan": [8 * 6]}, monkeypatch.setattr)
+    begun = _counted(monkeypatch)
+    damaged = tmp_path / "checkpoints" / "step-00000006" / "rank-00000.safetensors"
+
+    class Stops(StopAfter):
+        """Damages step 6, and asks for a stop there after the rollback."""
+
+        @property
+        def stop_requested(self) -> bool:
+            rolled_back = (tmp_path / "skipped.jsonl").exists()
+            if self.step == 6 and not rolled_back:
+                damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x7f")
+            return rolled_back and self.step == 6
+
+        @stop_requested.setter
+        def stop_requested(self, value: bool) -> None:
+            assert not value
+
+    keys = (KEPT, "checkpoint.every=2", "train.on_nan=rollback:1", "device.log_every=1")
+    run(texts, keys, tmp_path, data_root, Stops(6))
+    assert begun == [2, 4, 6, 6]
+    found = _steps(RunDir(tmp_path))
+    assert set(found) == {"step-00000002", "step-00000004", "step-00000006"}
+    assert "step 6 is committed already" in RunDir(tmp_path).rank_log(0).read_text()
+    kept = open_checkpoint(tmp_path / "checkpoints" / "step-00000006").run_state["data"]["position"]
+    assert kept == 8 * 9, "the samples of steps 5 to 7 were passed over"
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps that are written on the volume, in their order."""
+    begun: list[int] = []
+    begin = Attempt.begin
+
+    def counted(root: Path, step: int) -> Attempt:
+        begun.append(step)
+        return begin(root, step)
+
+    monkeypatch.setattr(Attempt, "begin", counted)
+    return begun
 
 
 def test_a_failed_save_beside_training_is_a_warning(

@@ -252,6 +252,7 @@ def save(
         CheckpointError: it cannot be written. Nothing of it is left, and earlier checkpoints are unchanged.
         Drained: after the commit; let it end the process.
     """
+    from training.checkpoint.layout import step_name
     from training.checkpoint.write import Snapshot
 
     session = _the_session()
@@ -261,10 +262,10 @@ def save(
     rows: dict[str, Any] = {}
     trees = {_COMMON: split(state, tensors, _COMMON), _OWN: split(own, rows, _OWN)}
     with heartbeat.during("saving"):
-        directory = store.save(Snapshot(step, _shards(tensors, rows, peers), trees, {}, {"script": True}, write))
+        store.save(Snapshot(step, _shards(tensors, rows, peers), trees, {}, {"script": True}, write))
     if peers.any(session.asked):
         raise Drained(step)
-    return directory
+    return store.directory / step_name(step)
 
 
 def _shards(tensors: dict[str, Any], rows: dict[str, Any], peers: Peers) -> dict[str, Any]:

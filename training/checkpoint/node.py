@@ -66,6 +66,8 @@ class Nodes:
         self._node_of = [list(dict.fromkeys(names)).index(name) for name in names]
         """The number of each rank's node; the first rank of a node leads it."""
         self._leads = names.index(node) == peers.rank
+        self.current: int | None = None
+        """The step whose state the ranks hold, if the nodes got it or gave it and none was loaded since."""
         peers.agree(self._prepare, lambda _: None)
 
     @property
@@ -91,6 +93,10 @@ class Nodes:
             probe.write_bytes(b"")
             probe.unlink()
 
+    def holds(self, step: int) -> bool:
+        """Whether `step` is `current` and still whole, by names and sizes."""
+        return self.current == step and step in self._whole_steps()
+
     def save(self, given: Snapshot) -> None:
         """Commit one step on every node, and prune older ones.
 
@@ -101,6 +107,7 @@ class Nodes:
             self.root, self.run, self._peers, given, log=self._log, room=lambda size: None, finite=True,
             node_of=self._node_of, leads=self._leads,
         ).run(lambda: False)  # fmt: skip
+        self.current = given.step
         if self._leads:
             self._prune()
 
@@ -113,8 +120,11 @@ class Nodes:
 
     def newest_step(self) -> int:
         """The newest step that is whole, by names and sizes, on every rank; -1 without one."""
+        return max(self._whole_steps(), default=-1)
+
+    def _whole_steps(self) -> list[int]:
         whole: list[list[Any]] = self._peers.agree(lambda: _told(self._offers(set())), _whole)
-        return int(whole[-1][0]) if whole else -1
+        return [int(step) for step, *_ in whole]
 
     def newest(self) -> Checkpoint | None:
         """The newest step that is whole over all nodes, with every byte verified; None without one."""

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from training.checkpoint.attempt import Log, clean_up, discard, point_latest, quarantine
-from training.checkpoint.disk import free_bytes
+from training.checkpoint.disk import file_digest, free_bytes, sync_directory
 from training.checkpoint.errors import CheckpointError, ForeignError, naming
 from training.checkpoint.keep import DEFAULT, Rules, superseded
-from training.checkpoint.layout import Manifest, read_manifest, step_name
+from training.checkpoint.layout import MANIFEST, Manifest, json_bytes, read_manifest, step_name
 from training.checkpoint.peers import Peers
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.tier import Directory
@@ -52,6 +52,9 @@ class Store:
         self._keep, self._log = keep, log
         self.peers = Peers(group)
         self._refused: set[int] = set()
+        self.current: int | None = None
+        """The step whose state the ranks hold, if this store has committed or loaded it and none was loaded since."""
+        self._attempt = ""  # that committed it (rank 0)
         self.held: set[int] = set()
         """Steps that are not pruned, because they are being copied (rank 0)."""
         self.peers.agree(lambda: None, lambda _: self._prepare())
@@ -60,17 +63,28 @@ class Store:
         """Committed steps, ascending, as this rank sees them; not verified."""
         return self.tier.steps()
 
-    def save(self, given: Snapshot, *, finite: bool = False) -> Path:
-        """Commit one step and prune older ones; return its directory. A committed step is not written again.
+    def holds(self, step: int) -> str | None:
+        """The digest of the manifest of `step`, if it is `current` and still whole; else None, and `save` writes it."""
+        if self.current != step:
+            return None
+        found: str | None = self.peers.agree(lambda: None, lambda _: self._still_there(step))
+        return found
 
-        With `finite` a tensor with a value that is not finite is a failure. On failure every rank gets the same
-        CheckpointError with rank, file and reason; earlier checkpoints are unchanged, and nothing of this one is left.
+    def save(self, given: Snapshot, *, finite: bool = False) -> bool:
+        """Commit one step and prune older ones; return whether it was written.
+
+        A committed step is not written again. One with another run state or configuration, which another course has
+        written, is set aside first. With `finite` a tensor with a value that is not finite is a failure. On failure
+        every rank gets the same CheckpointError with rank, file and reason; earlier checkpoints are unchanged, and
+        nothing of this one is left.
         """
         attempt = Save(self.directory, self._run, self.peers, given, log=self._log, room=self._make_room, finite=finite)
-        written = attempt.run(lambda: self._is_committed(given.step))
+        written = attempt.run(lambda: self._is_committed(given))
+        self.current = given.step
         if written and self.peers.rank == 0:
+            self._attempt = attempt.identity
             self._settle(given.step, attempt.identity)
-        return self.directory / step_name(given.step)
+        return written
 
     def latest(self, check: Callable[[Checkpoint], None] | None = None) -> Checkpoint | None:
         """The newest step that every rank can read and verify, None without one.
@@ -83,12 +97,14 @@ class Store:
         Raises:
             CheckpointError: the only steps are unsigned ones; a start from scratch would hide them.
         """
+        self.current, self._attempt = None, ""
         steps: list[int] = self.peers.agree(lambda: None, lambda _: self.steps())
         foreign = 0
         for step in reversed(steps):
             found: list[Manifest] = []
             verdict = self.peers.agree(partial(self._inspect, step, found, check), self._evaluate)
             if verdict == "good":
+                self.current, self._attempt = step, found[0].attempt
                 return Checkpoint(self.directory / step_name(step), found[0])
             foreign += verdict == "foreign"
         if foreign:
@@ -125,24 +141,41 @@ class Store:
                 "keep_every or keep_best, or free space"
             )
 
-    def _is_committed(self, step: int) -> bool:
-        """Whether the step is committed already; an incomplete one is quarantined (rank 0)."""
+    def _is_committed(self, given: Snapshot) -> bool:
+        """Whether the step is committed already; one that is incomplete or of another course is set aside (rank 0)."""
+        step = given.step
         if not os.path.lexists(self.directory / step_name(step)):
             return False
-        if step in self.steps() and step not in self._refused and self._looks_complete(step):
-            return True
+        found = self._complete(step) if step in self.steps() and step not in self._refused else None
+        if found is not None:
+            own = found.attempt == self._attempt
+            if own or _same_course(found, given):
+                sync_directory(self.directory)  # its writer may have failed before this
+                if not own:
+                    self._attempt = found.attempt
+                    self._log(f"step {step} is there already: not written again")
+                return True
+            self._log(f"step {step} is there with another run state or configuration")
         self._quarantine(step)
         return False
 
-    def _looks_complete(self, step: int) -> bool:
-        """Whether manifest and sizes are right; checking digests would cost as much as the save."""
+    def _still_there(self, step: int) -> str | None:
+        """The digest of a step's manifest, if the step is whole and of the attempt that this store knows (rank 0)."""
+        found = self._complete(step)
+        if found is None or found.attempt != self._attempt:
+            return None
+        sync_directory(self.directory)
+        return file_digest(self.directory / step_name(step) / MANIFEST)
+
+    def _complete(self, step: int) -> Manifest | None:
+        """The manifest of a step whose sizes are right; checking digests would cost as much as the save."""
         path = self.directory / step_name(step)
         try:
             manifest = read_manifest(path, self._run)
             check_sizes(path, manifest, manifest.files)
         except CheckpointError:
-            return False
-        return True
+            return None
+        return manifest
 
     def _settle(self, step: int, identity: str) -> None:
         """After the commit (rank 0): set LATEST, read the step back, prune. Failures are only logged."""
@@ -150,7 +183,7 @@ class Store:
             point_latest(self.directory, step, identity)
         except CheckpointError as error:
             self._log(f"step {step} is committed, but LATEST could not be written: {error}")
-        if not self._looks_complete(step):
+        if self._complete(step) is None:
             self._log(f"step {step} is committed, but reads back wrong; nothing is pruned")
             return
         for old in self._superseded(step):
@@ -161,7 +194,7 @@ class Store:
 
     def _superseded(self, step: int) -> list[str]:
         """Directories to prune by the rules, but never `step` itself, nor one that is being copied."""
-        complete = [each for each in self.steps() if each not in self._refused and self._looks_complete(each)]
+        complete = [each for each in self.steps() if each not in self._refused and self._complete(each) is not None]
         held = {step_name(each) for each in (step, *self.held)}
         return [name for name in superseded(self.tier, complete, self._keep) if name not in held]
 
@@ -211,6 +244,12 @@ class Store:
         moved = quarantine(self.directory / step_name(step))
         self._refused.discard(step)
         self._log(f"step {step} is kept as {moved.name}")
+
+
+def _same_course(found: Manifest, given: Snapshot) -> bool:
+    """Whether a step that another writer has committed has the same run state and configuration."""
+    states = [json_bytes(each, "run_state") for each in (found.run_state, given.run_state)]
+    return states[0] == states[1] and found.meta.get("config_digest") == given.meta.get("config_digest")
 
 
 def _appears(directory: Path) -> bool:

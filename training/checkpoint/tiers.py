@@ -15,7 +15,7 @@ from training.checkpoint.attempt import Log
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.keep import Rules, superseded
 from training.checkpoint.layout import step_name
-from training.checkpoint.node import Nodes
+from training.checkpoint.node import Nodes, Spread
 from training.checkpoint.peers import Peers
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.s3 import Bucket
@@ -148,36 +148,56 @@ class Tiers:
 
     def __init__(
         self, store: Store, *, every: int, steps: int, nodes: Nodes | None, nodes_every: int, remote: Remote | None,
-        log: Log,
+        log: Log, say: Log,
     ) -> None:  # fmt: skip
         self.store, self._every, self._steps = store, every, steps
-        self._nodes, self._nodes_every, self._remote, self._log = nodes, nodes_every, remote, log
+        self._nodes, self._nodes_every, self._remote = nodes, nodes_every, remote
+        self._log, self._say = log, say
 
     def due(self, step: int) -> bool:
         """Whether some place gets this step."""
         every = self._every if self._nodes is None else self._nodes_every
         return step % every == 0 or step == self._steps
 
-    def save(self, given: Snapshot, *, must: bool) -> None:
+    def save(self, given: Snapshot, *, must: bool) -> bool:
         """Save one step wherever it is due; with `must` on the volume in any case.
+
+        A place that has this state already, because a stop follows right after a save, does not get it again.
+        Returns whether a place got it.
 
         Raises:
             CheckpointError: on every rank, if the volume does not get it. The other places are only reported.
         """
         step, last = given.step, given.step == self._steps
+        written = False
         if self._nodes is not None and step % self._nodes_every == 0:
-            try:
-                self._nodes.save(given)
-            except CheckpointError as error:
-                self._log(f"step {step} was not saved on the nodes: {error}")
+            written = self._save_on_nodes(self._nodes, given)
         if must or last or step % self._every == 0:
-            self.store.save(given, finite=True)
+            written = self._save_on_volume(given) or written
         if self._remote is None:
-            return
-        if last or step % self._remote.every == 0:
-            self._remote.start(step, wait=last)
+            return written
         if must and not last:  # a request to stop
             self._remote.end()
+        elif last or step % self._remote.every == 0:
+            self._remote.start(step, wait=last)
+        return written
+
+    def _save_on_nodes(self, nodes: Nodes, given: Snapshot) -> bool:
+        try:
+            if nodes.holds(given.step):
+                self._say(f"the nodes have step {given.step} already: not written again")
+                return False
+            nodes.save(given)
+        except CheckpointError as error:
+            self._log(f"step {given.step} was not saved on the nodes: {error}")
+            return False
+        return True
+
+    def _save_on_volume(self, given: Snapshot) -> bool:
+        if digest := self.store.holds(given.step):
+            self._say(f"step {given.step} is committed already: not written again (its manifest: sha256 {digest})")
+            return False
+        return self.store.save(given, finite=True)
 
     def latest(self, check: Check, *, again: bool) -> Checkpoint | None:
         """The newest step that is whole in any place and that every rank can read, from the nearest that has it.
@@ -185,6 +205,15 @@ class Tiers:
         With `again` this is a restart in a pod that has trained before: a step in its memory is then as new as any
         in the bucket, which is not asked. `check` raises CheckpointError for a step that cannot be restored.
         """
+        found = self._newest(check, again=again)
+        from_nodes = isinstance(found, Spread)
+        if self._nodes is not None:
+            self._nodes.current = _step(found) if from_nodes else None
+        if from_nodes:
+            self.store.current = None
+        return found
+
+    def _newest(self, check: Check, *, again: bool) -> Checkpoint | None:
         again = not self.store.peers.any(not again)
         near = -1 if self._nodes is None else self._nodes.newest_step()
         shared: list[int] = self.store.peers.agree(lambda: None, lambda _: self.store.steps())

@@ -47,7 +47,7 @@ def open_tiers(config: Config, directory: RunDir, ranks: Ranks, size: int, timeo
     nodes_every = keys.every if wanted.local is None else wanted.local.every
     return Tiers(
         store, every=keys.every, steps=config.train.steps, nodes=nodes, nodes_every=nodes_every, remote=remote,
-        log=log.warning,
+        log=log.warning, say=log.info,
     )  # fmt: skip
 
 

@@ -32,7 +32,8 @@ class Saver:
     def save(self, now: TrainState, *, must: bool) -> None:
         """Commit a checkpoint of this step, or begin to. A failure is a warning.
 
-        With `must` the commit has happened when this returns.
+        With `must` the commit has happened when this returns. What an earlier save has committed of this same state
+        is not written again.
 
         Raises:
             CheckpointError: a commit that must happen failed.
@@ -47,13 +48,14 @@ class Saver:
                 log.info("step %d waited %.1f s for the copy of its state", now.step, time.perf_counter() - started)
                 return
             try:
-                self._tiers.save(state.collect(now, self._meta), must=must)
+                written = self._tiers.save(state.collect(now, self._meta), must=must)
             except CheckpointError as error:
                 if must:
                     raise
                 _warn(now.step, error)
                 return
-        _said(now.step, started)
+        if written:
+            _said(now.step, started)
 
     def finish(self) -> None:
         """Wait for the save in flight, if there is one."""
@@ -63,11 +65,12 @@ class Saver:
 
     def _commit(self, copied: Snapshot, started: float) -> None:
         try:
-            self._tiers.save(copied, must=False)
+            written = self._tiers.save(copied, must=False)
         except Exception as error:  # noqa: BLE001 - whatever ends a thread must not be silent
             _warn(copied.step, error)
             return
-        _said(copied.step, started)
+        if written:
+            _said(copied.step, started)
 
 
 def _said(step: int, started: float) -> None:

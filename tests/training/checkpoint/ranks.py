@@ -30,6 +30,7 @@ from torch.distributed.tensor import DTensor, Shard
 from tests.training.checkpoint.boundaries import Boundaries
 from tests.training.checkpoint.values import held, same, state, whole, zeroed
 from training.checkpoint import store as stores
+from training.checkpoint.layout import step_name
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.shards import shards_of
 from training.checkpoint.store import Store
@@ -42,11 +43,12 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def put(store: Store, step: int, *, sharded: bool = True) -> Path:
-    """Save the test values of `step` from every rank."""
+    """Save the test values of `step` from every rank; return its directory."""
     rank, world = rank_and_world()
     tensors = held(whole(step), rank, world, sharded=sharded)
     meta = {"versions": {"torch": "test"}}
-    return store.save(Snapshot(step, tensors, state(step, rank), {"tokens": 1000 * step}, meta))
+    store.save(Snapshot(step, tensors, state(step, rank), {"tokens": 1000 * step}, meta))
+    return store.directory / step_name(step)
 
 
 def save(directory: str, steps: list[int], sharded: bool = True) -> list[str]:

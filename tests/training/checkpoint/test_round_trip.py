@@ -13,6 +13,7 @@ from safetensors import safe_open
 from tests.training.checkpoint.values import assert_holds, held, whole
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.header import SIZES
+from training.checkpoint.layout import step_name
 from training.checkpoint.read import Checkpoint, open_checkpoint
 from training.checkpoint.shards import Shard, shards_of
 from training.checkpoint.store import Store
@@ -21,8 +22,8 @@ from training.checkpoint.write import Snapshot
 
 
 def save(directory: Path, tensors: dict[str, torch.Tensor], step: int = 1) -> Checkpoint:
-    path = Store(directory).save(Snapshot(step, shards_of(tensors.items()), meta={"config": "digest"}))
-    return open_checkpoint(path)
+    Store(directory).save(Snapshot(step, shards_of(tensors.items()), meta={"config": "digest"}))
+    return open_checkpoint(directory / step_name(step))
 
 
 def every_dtype() -> dict[str, torch.Tensor]:

@@ -72,3 +72,12 @@ def test_the_newest_step_comes_from_the_nearest_place(ranks: Ranks, bucket: str,
     found = ranks(f"{HERE}:load_from_tiers", 2, again=False, **where)
     assert [(each["step"], each["equal"], each["from"]) for each in found] == [(8, True, "volume")] * 2
     assert (tmp_path / "tiny" / "checkpoints" / "step-00000008").is_dir(), "fetched from the bucket"
+
+
+def test_a_stop_writes_only_where_its_state_is_missing(ranks: Ranks, tmp_path: Path) -> None:
+    """After step 2 the nodes have it and the volume gets it; after step 4 both have it, until a rollback."""
+    for found in ranks(f"{HERE}:stop_on_tiers", 2, home=tmp_path):
+        assert found["written"] == [True, True, True, False, False, True], "False: nothing was written"
+        assert (found["back"], found["loaded"]) == (2, [4, True, True]), "step 4 of the second course"
+        said = [line for line in found["told"] if "not written again" in line]
+        assert ["nodes" in line for line in said] == [True, True, False, True], "step 2, step 4 twice, step 2 again"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,14 @@ import pytest
 import torch
 
 from tests.training.checkpoint.values import assert_holds, snapshot, whole
+from training.checkpoint import attempt as attempts
 from training.checkpoint import read
+from training.checkpoint import store as stores
 from training.checkpoint.attempt import Attempt, quarantine
 from training.checkpoint.disk import HashedFile
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.keep import Rules
-from training.checkpoint.layout import committed_steps
+from training.checkpoint.layout import committed_steps, step_name
 from training.checkpoint.read import newest, open_checkpoint
 from training.checkpoint.shards import Shard, shards_of
 from training.checkpoint.store import Store
@@ -32,7 +36,8 @@ Call = Callable[..., list[Any]]
 
 
 def put(store: Store, step: int, values_of: int | None = None) -> Path:
-    return store.save(snapshot(step, whole(values_of or step)))
+    store.save(snapshot(step, whole(values_of or step)))
+    return store.directory / step_name(step)
 
 
 def names(directory: Path) -> list[str]:
@@ -120,6 +125,75 @@ def test_a_committed_step_is_not_written_again(tmp_path: Path) -> None:
     assert put(store, 1, values_of=5) == path
     assert (path / "MANIFEST.json").read_bytes() == manifest
     assert_holds(open_checkpoint(path), 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "again"),
+    [
+        ({}, False),
+        ({"meta": {"config_digest": "a", "commit": "b"}}, False),
+        ({"meta": {"config_digest": "b"}}, True),
+        ({"run_state": {"tokens": 999}}, True),
+    ],
+)
+def test_a_step_of_another_course_is_set_aside(tmp_path: Path, change: dict[str, Any], again: bool) -> None:
+    """Another writer's step stays if it has the same run state and configuration."""
+    first = replace(snapshot(1), meta={"config_digest": "a"})
+    assert Store(tmp_path).save(first)
+    path = tmp_path / "step-00000001"
+    kept = (path / "MANIFEST.json").read_bytes()
+    told: list[str] = []
+    other = replace(first, tensors=snapshot(1, whole(5)).tensors, **change)
+    assert Store(tmp_path, log=told.append).save(other) == again
+    assert ((path / "MANIFEST.json").read_bytes() != kept) == again
+    assert torch.equal(open_checkpoint(path).full("model.norm"), whole(5 if again else 1)["model.norm"])
+    aside = ["step 1 is there with another run state or configuration", "step 1 is kept as step-00000001.bad"]
+    assert told == (aside if again else ["step 1 is there already: not written again"])
+    assert not again or (tmp_path / "step-00000001.bad" / "MANIFEST.json").read_bytes() == kept
+
+
+def test_a_store_holds_the_state_that_it_committed_or_loaded_last(tmp_path: Path) -> None:
+    store = Store(tmp_path, log=lambda line: None)
+    assert store.holds(1) is None
+    path = put(store, 1)
+    digest = store.holds(1)
+    assert digest == hashlib.sha256((path / "MANIFEST.json").read_bytes()).hexdigest()
+    quarantine(path)
+    assert store.holds(1) is None, "it was set aside"
+    put(store, 1)
+    assert store.holds(1) not in (None, digest)
+    put(store, 2)
+    assert (store.holds(1), store.holds(2) is None) == (None, False), "training has gone further"
+    (tmp_path / "step-00000002" / "rank-00000.json").write_text("{}")
+    assert store.holds(2) is None, "its size is wrong"
+    found = store.latest()
+    assert found is not None
+    assert found.step == 1
+    assert store.holds(1) is not None, "it was loaded"
+    assert Store(tmp_path).holds(1) is None, "another store knows nothing"
+
+
+def test_a_step_whose_name_was_not_synced_is_synced_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EIO right after the rename: the save fails, and the next one of this step syncs the name, or fails too."""
+    store = Store(tmp_path)
+    broken, synced = [True, True, False], []
+
+    def sync(directory: Path) -> None:
+        if directory == tmp_path:
+            synced.append(directory)
+            if broken.pop(0):
+                raise CheckpointError("Input/output error")
+
+    monkeypatch.setattr(attempts, "sync_directory", sync)
+    monkeypatch.setattr(stores, "sync_directory", sync)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="Input/output error"):
+            put(store, 1)
+    assert store.steps() == [1], "the rename was done"
+    put(store, 1)
+    assert len(synced) == 3
 
 
 def test_a_broken_step_is_written_again(tmp_path: Path) -> None:
