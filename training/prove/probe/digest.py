@@ -59,7 +59,7 @@ def _sums(words: Any) -> list[Any]:
 
 
 def _summary(torch: Any, flat: Any) -> list[Any]:
-    """Return short tensors, all of words or all of bytes, from which equal tensors have equal values."""
+    """Return short tensors, of words or of bytes, from which equal tensors have equal values."""
     size = _bytes(flat)
     if size <= SMALL_BYTES:
         return [flat.view(torch.uint8)] if size else []
@@ -81,21 +81,25 @@ def grouped(torch: Any, groups: list[list[Any]]) -> list[str]:
     """Return one digest of the tensors of each group. Those of a device are brought to the host by two copies."""
     pieces: dict[Any, list[Any]] = {}  # by device and type
     ends: dict[Any, int] = {}  # bytes of the pieces so far
-    places: list[tuple[str, list[tuple[Any, int, int]]]] = []
+    places: list[tuple[list[Any], dict[Any, int], dict[Any, int]]] = []
     with torch.no_grad():
         for tensors in groups:
-            heads, starts = "", dict(ends)
+            heads: list[Any] = []
+            starts = dict(ends)
             for tensor in tensors:
                 plain = local(tensor)
-                parts = _summary(torch, _flat(plain))
-                heads += f"{plain.dtype}{plain.numel()};"
-                if parts:
-                    pool = plain.device, parts[0].dtype
-                    pieces.setdefault(pool, []).extend(parts)
-                    ends[pool] = ends.get(pool, 0) + sum(map(_bytes, parts))
-            places.append((heads, [(pool, starts.get(pool, 0), ends[pool]) for pool in sorted(ends, key=str)]))
-        held = {pool: memoryview(content(torch.cat(parts).cpu())) for pool, parts in pieces.items()}
-    return [hashed(heads, *(held[pool][start:end] for pool, start, end in spans)) for heads, spans in places]
+                heads += plain.dtype, plain.numel()
+                for part in _summary(torch, _flat(plain)):
+                    pool = part.device, part.dtype
+                    pieces.setdefault(pool, []).append(part)
+                    ends[pool] = ends.get(pool, 0) + _bytes(part)
+            places.append((heads, starts, dict(ends)))
+        held = {pool: memoryview(content(torch.cat(pieces[pool]).cpu())) for pool in sorted(pieces, key=str)}
+    found = []
+    for heads, starts, stops in places:
+        spans = (data[starts.get(pool, 0) : stops.get(pool, 0)] for pool, data in held.items())
+        found.append(hashed(heads, *spans))
+    return found
 
 
 def _bytes(tensor: Any) -> int:
