@@ -180,16 +180,19 @@ def test_a_submission_asks_on_a_terminal(tmp_path: Path) -> None:
     assert "nothing was submitted" in said
 
 
-def test_calibration_explains_the_run_and_is_kept(tmp_path: Path) -> None:
-    plan = Plan(run())
-    assert plan.step_s is not None
-    name, value = calibrate.fitted(plan, 1.2 * plan.step_s)
-    assert name == "matmul H100"
-    tied = {"flash2 H100": FITTED["flash2 H100"] * value / FITTED[name]}
-    again = speed.seconds(plan.run.shape, plan.run.layout, plan.run.machine or H100, {**FITTED, **tied, name: value})
-    assert again == pytest.approx(1.2 * plan.step_s, rel=0.01)
-    calibrate.keep(tmp_path / "facts.yaml", plan, name, value, "a run")
-    assert f"{name}: {value}" in (tmp_path / "facts.yaml").read_text(encoding="utf-8")
+@pytest.mark.parametrize("card", ["H100", "new"])
+def test_calibration_explains_the_run_and_is_kept(card: str, tmp_path: Path) -> None:
+    """The constants that are kept, and no others, make the planned step as long as the measured one."""
+    machine = replace(H100, card=replace(CARDS["H100"], efficiency=card))
+    plan = Plan(replace(run(), machine=machine))
+    step_s = 1.2 * speed.seconds(plan.run.shape, plan.run.layout, H100, FITTED)
+    constants = calibrate.fitted(plan, step_s)
+    assert list(constants) == [f"matmul {card}", f"flash2 {card}"]
+    calibrate.keep(tmp_path / "facts.yaml", plan, constants, "a run")
+    kept = yaml.safe_load((tmp_path / "facts.yaml").read_text(encoding="utf-8"))
+    again = speed.seconds(plan.run.shape, plan.run.layout, machine, {**FITTED, **kept["fitted"]})
+    assert again == pytest.approx(step_s, rel=0.01)
+    assert kept["sources"] == dict.fromkeys(constants, "a run")
 
 
 BAR = " {n}%|##        | {n}/60 [00:{n}<02:35,  2.10s/it]"
@@ -206,6 +209,35 @@ def test_calibrates_from_the_logs_of_others(
     (tmp_path / name).write_text("\n".join(LOGS[name].format(n=n) for n in range(10, 30)), encoding="utf-8")
     assert cli.invoke(["plan", "calibrate", str(tmp_path / name), "p5/llama-3-1-8b", "--dry-run", *more]) == 0
     assert "15 steps of 2.1 s" in capsys.readouterr().out
+
+
+STEP = '{{"step": {n}, "loss": 8.0, "step_s": {step_s}}}'
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "said"),
+    [
+        (LOGS["titan.log"], [], "--per-device"),
+        (STEP.replace("{step_s}", "-2"), [], "0 timed steps"),
+        (STEP.replace("{step_s}", "Infinity"), [], "0 timed steps"),
+        ("{{'loss': 7.684, 'learning_rate': 1e-4, 'epoch': 0.{n}}}", [], "0 timed steps"),
+        (STEP.replace("{step_s}", "2.1"), ["--set", "device.precision=fp32"], "no formula was fitted for fp32"),
+        (STEP.replace("{step_s}", "2.1"), ["--nodes", "1"], "its run is not the planned one: accumulation 1"),
+    ],
+)
+def test_what_no_card_is_fitted_to(
+    line: str, words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = next(one for one in matrix.read(ROOT).cells if one.name == "p5/llama-3-1-8b")
+    config = matrix.configuration(ROOT, cell).model_dump(mode="json")
+    if "--nodes" in words:
+        (tmp_path / "run.json").write_text(json.dumps({"config": config, "world_size": 32}), encoding="utf-8")
+    lines = (line.format(n=n) for n in range(10, 30))
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert cli.invoke(["plan", "calibrate", str(tmp_path), "p5/llama-3-1-8b", "--dry-run", *words]) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert not shown.out
 
 
 @pytest.mark.parametrize(

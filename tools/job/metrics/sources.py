@@ -41,7 +41,7 @@ def read(kubectl: Kubectl, text: str | None) -> RunMetrics:
     if text == STANDARD_INPUT:
         return _from_lines(text, "standard input", _lines("standard input", sys.stdin.buffer, 0))
     if text is not None:
-        path = _here(text)
+        path = here(text)
         if path is not None:
             return _from_file(path)
         if Path(text).suffix in FILES:
@@ -53,7 +53,7 @@ def read(kubectl: Kubectl, text: str | None) -> RunMetrics:
     return _from_job(Kubectl(kubectl.context, seen.namespace), seen)
 
 
-def _here(text: str) -> Path | None:
+def here(text: str) -> Path | None:
     """Return the file or run directory that `text` names on this machine."""
     path = Path(text).expanduser()
     if path.is_file() or (path / METRICS).is_file():
