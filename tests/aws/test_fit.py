@@ -70,7 +70,7 @@ def test_a_label_of_which_nothing_is_known_is_neither_there_nor_absent(tmp_path:
     (found,) = [one for one in fit.check(cluster(tmp_path, facts), manifests) if "pods of" in one.summary]
     assert found.state.value == "CANNOT TELL"
     assert "team.example/pool" in found.summary
-    manifests.jobs()[0]["metadata"].setdefault("labels", {})[fit.QUEUE] = "ours"
+    manifests.jobs()[0]["metadata"].setdefault("labels", {})["kueue.x-k8s.io/queue-name"] = "ours"
     queue = [one.state.value for one in fit.check(cluster(tmp_path, facts + "QUEUES=none\n"), manifests)]
     assert "FAIL" in queue
 

@@ -24,6 +24,8 @@ KINDS = ("bad", "warn", "unclear", "good")
 BAD, WARN, UNCLEAR, GOOD = (sorted((CORPUS / kind).glob("*.yaml")) for kind in KINDS)
 # Most of the manifests have no policy, and do not keep pods with EFA in one zone. Both are warnings.
 USUAL = {"network-policy", "efa-one-zone"}
+ZONE, TOPOLOGY = "topology.kubernetes.io/zone", "kueue.x-k8s.io/podset-required-topology"
+QUEUED = {"kueue.x-k8s.io/queue-name": "team"}
 LETTERS = "qWmZ7rTnKpLx3VbHsJdGfYc9UaEoIq5RtYuBn2Xk93nd"
 # Values that a typo or a template engine leaves in the place of another value.
 RUBBISH: list[Any] = [
@@ -113,9 +115,57 @@ def test_efa_in_one_zone_is_seen_in_every_form() -> None:
         if form == "zone id":
             template["spec"]["nodeSelector"] = {"topology.k8s.aws/zone-id": "usw2-az1"}
         if "/" in form:
-            template["metadata"] = {"annotations": {"kueue.x-k8s.io/podset-required-topology": form}}
+            template["metadata"] = {"annotations": {TOPOLOGY: form}}
+            manifests.job()["metadata"]["labels"] = QUEUED
         (found,) = [one for one in evaluate(manifests).verdicts if one.details["rule"] == "efa-one-zone"]
         assert (found.state is State.PASS) is (form not in bad), form
+
+
+OWN = {"matchLabels": {"training.kubeflow.org/job-name": "qwen-g5"}}
+ROLE = {"matchLabels": {"training.kubeflow.org/replica-type": "worker"}}
+SPREAD = {"topologyKey": ZONE, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": OWN}
+
+
+@pytest.mark.parametrize(
+    ("spec", "notes", "labels", "master", "state"),
+    [
+        ({"podAffinity": {"topologyKey": ZONE, "labelSelector": ROLE}}, {}, {}, False, "PASS"),
+        ({"podAffinity": {"topologyKey": ZONE, "labelSelector": OWN, "namespaces": ["x"]}}, {}, {}, False, "WARN"),
+        ({"podAntiAffinity": {"topologyKey": "topology.k8s.aws/zone-id", "labelSelector": OWN}}, {}, {}, False, "FAIL"),
+        ({"topologySpreadConstraints": [{**SPREAD, "maxSkew": 3}]}, {}, {}, False, "FAIL"),
+        ({"topologySpreadConstraints": [{**SPREAD, "maxSkew": 4}]}, {}, {}, False, "WARN"),
+        ({"topologySpreadConstraints": [SPREAD], "nodeSelector": {ZONE: "a"}}, {}, {}, False, "PASS"),
+        ({"zones": ["a"]}, {}, {}, False, "PASS"),
+        ({"zones": ["a", None]}, {}, {}, False, "WARN"),  # the second term allows any zone
+        ({}, {TOPOLOGY: ZONE}, QUEUED, False, "PASS"),
+        ({}, {TOPOLOGY: ZONE}, {}, False, "WARN"),  # Kueue does not place a job without a queue
+        ({}, {TOPOLOGY: ZONE}, QUEUED, True, "WARN"),  # the Master by itself
+        ({}, {TOPOLOGY: ZONE, "kueue.x-k8s.io/podset-group-name": "all"}, QUEUED, True, "PASS"),
+    ],
+)
+def test_what_keeps_pods_with_efa_in_one_zone(
+    spec: Any, notes: dict[str, str], labels: dict[str, str], master: bool, state: str
+) -> None:
+    manifests = read(CORPUS / "warn" / "efa-in-any-zone.yaml")
+    job, replicas = manifests.job(), manifests.job()["spec"]["pytorchReplicaSpecs"]
+    own = replicas["Worker"]["template"]["spec"]
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    terms = own["affinity"]["nodeAffinity"][required]["nodeSelectorTerms"]
+    zones = spec.get("zones") or []
+    if zones:
+        (term,) = terms
+        terms[:] = [copy.deepcopy(term) for _ in zones]
+        for one, zone in zip(terms, zones, strict=True):
+            one["matchExpressions"] += [{"key": ZONE, "operator": "In", "values": [zone]}] if zone else []
+    own["affinity"] |= {key: {required: [value]} for key, value in spec.items() if key.startswith("pod")}
+    own |= {key: value for key, value in spec.items() if not key.startswith("pod") and key != "zones"}
+    replicas["Worker"]["template"]["metadata"] = {"annotations": notes}
+    job["metadata"] |= {"name": "qwen-g5", "labels": labels}
+    if master:
+        replicas["Master"] = {**copy.deepcopy(replicas["Worker"]), "replicas": 1}
+        del job["spec"]["elasticPolicy"]
+    (found,) = [one for one in evaluate(manifests).verdicts if one.details["rule"] == "efa-one-zone"]
+    assert found.state.value == state
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from tools.workload.pytorchjob import RESTARTS_PER_NODE
 
 FEATURES = "overlays/feature"
 CHANGE_KIND = ("hyperpod-job", "trainjob")  # features that come last: the others are for a PyTorchJob
+# The nested places in a message of kustomize.
+ROUTE = re.compile(r"accumulating components: accumulateDirectory: \\*\"|recursed accumulation of path '[^']*': ")
 ELASTIC = "trainyard/nodes"  # annotation of an elastic cell's objects: its bounds, 2:4
 # Options of launchers that hold a number of nodes or of processes of a node, and the variables that do.
 NODES = ("--nnodes", "--num_machines", "--num_nodes"), ("PET_NNODES", "NNODES", "NUM_NODES")
@@ -295,7 +297,9 @@ def _with_features(manifests: Manifests, names: Sequence[str]) -> Manifests:
             if not found:
                 raise
             place = f"together with {', '.join(added)}" if added else f"to {manifests.source}"
-            raise UserError(f"--feature {name} cannot be added {place}", f"kustomize: {why}") from None
+            why = ROUTE.sub("", why).rstrip('\\"')
+            hint = f"{FEATURES}/README.md says which go together (kustomize: {why})"
+            raise UserError(f"--feature {name} cannot be added {place}", hint) from None
         added.append(name)
         result = kustomize.in_order(parse(text, manifests.source))
         if result.objects == manifests.objects:

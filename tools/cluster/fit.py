@@ -16,10 +16,9 @@ from tools.core import State, Verdict, nearest, output, repo
 from tools.facts import compatibility
 from tools.kube import Manifests, Object, name_of, quantity
 from tools.kube.manifests import parse
-from tools.kube.selectors import REQUIRED, labels_of, node_terms, wants
+from tools.kube.selectors import REQUIRED, node_terms, wants
 from tools.workload import Role, Workload, kinds, operator_pods
 
-QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE, OPERATOR = "base/plugins/kueue", "base/plugins/training-operator"
 OWN_IMAGE = re.compile(r"(?:^|/)trainer-(?:cpu|cuda)(?:[:@]|$)")
 LOCK = "requirements.lock"  # which these images install
@@ -42,9 +41,8 @@ def check(cluster: Spec, manifests: Manifests) -> list[Verdict]:
         if taken > 1 and len(job.roles) > 1:
             summary = f"whether all roles of {job.kind} {job.name} fit at the same time is unknown"
             found.append(_verdict(State.CANNOT_TELL, summary, None, cluster.source))
-        queue = labels_of(job.item).get(QUEUE)
-        if queue:
-            found.append(_named(cluster, "QUEUES", queue, f"the queue {queue}", "base/plugins/kueue/queue"))
+        if job.queue:
+            found.append(_named(cluster, "QUEUES", job.queue, f"the queue {job.queue}", "base/plugins/kueue/queue"))
         if job.kind == "HyperPodPyTorchJob":
             found.append(_hyperpod(cluster, job))
     return list({one.summary: one for one in found}.values())

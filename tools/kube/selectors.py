@@ -50,10 +50,13 @@ def node_terms(spec: Object) -> list[Object] | None:
 
 
 def allowed_values(spec: Object, label: str) -> list[str]:
-    """Return the values of a label that the terms of a pod's required node affinity allow."""
-    expressions = [one for term in node_terms(spec) or [] for one in term.get("matchExpressions") or []]
-    named = (one for one in expressions if one.get("key") == label and one.get("operator") == "In")
-    return [str(value) for one in named for value in one.get("values") or []]
+    """Return the values of a label that the required node affinity allows, none if one of its terms allows any."""
+    each = [
+        [str(value) for one in term.get("matchExpressions") or [] for value in one.get("values") or []
+         if one.get("key") == label and one.get("operator") == "In"]
+        for term in node_terms(spec) or []
+    ]  # fmt: skip
+    return [value for values in each for value in values] if all(each) else []
 
 
 def wants(spec: Object, node: Object) -> bool:

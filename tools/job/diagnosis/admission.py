@@ -7,12 +7,12 @@ from tools.core.timestamps import duration, moment
 from tools.job.diagnosis import queues, signs
 from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.diagnosis.resources import formatted, name_of
-from tools.job.snapshot.kinds import OPERATOR_IMAGE, QUEUE_LABEL
 from tools.job.snapshot.pod import template_specs
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
 from tools.kube.quantity import amounts, quota_keys
-from tools.workload.workload import JobState
+from tools.workload.operator_pods import IMAGE
+from tools.workload.workload import QUEUE_LABEL, JobState
 
 TOGETHER = 5.0  # seconds in which the operator creates all pods of a job
 PATIENCE = 30.0  # seconds after which operator and scheduler must have reacted
@@ -81,7 +81,7 @@ def _operator_pods(snapshot: Snapshot) -> list[str]:
     found = []
     for pod in snapshot.others:
         containers = pod["spec"].get("containers") or []
-        if any(OPERATOR_IMAGE in str(container.get("image")) for container in containers):
+        if any(IMAGE in str(container.get("image")) for container in containers):
             statuses = (pod.get("status") or {}).get("containerStatuses") or []
             ready = bool(statuses) and all(status.get("ready") for status in statuses)
             state = "Ready" if ready else pod["status"].get("phase", "Unknown")

@@ -8,11 +8,11 @@ from tools.core.timestamps import moment
 from tools.facts.instances import NVIDIA
 from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.diagnosis.resources import existing, formatted, name_of
-from tools.job.snapshot.kinds import QUEUE_LABEL
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.manifests import Object
 from tools.kube.quantity import amount
+from tools.workload.workload import QUEUE_LABEL
 
 KAI_QUEUE = ("kai.scheduler/queue", "runai/queue")  # labels of pods
 GROUP_MARKS = ("pod-group-name", "scheduling.x-k8s.io/pod-group", "scheduling.k8s.io/group-name")

@@ -14,11 +14,12 @@ from tools.job.diagnosis.autoscaling import COMING, promised
 from tools.job.diagnosis.cause import CAUSES, Cause, Layer, short
 from tools.job.diagnosis.node_fit import ORDER, Fit, Nodes, Obstacle, VolumeTopology
 from tools.job.diagnosis.resources import existing, formatted, name_of, rank
-from tools.job.snapshot.kinds import CLAIMS, QUEUE_LABEL
+from tools.job.snapshot.kinds import CLAIMS
 from tools.job.snapshot.pod import JobPod, claim_names
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
 from tools.kube.quantity import pod_requests
+from tools.workload.workload import QUEUE_LABEL
 
 SHOWN_NODES = 4
 GANG_SCHEDULERS = ("volcano", "scheduler-plugins-scheduler", "kai-scheduler", "yunikorn")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from tools.core import UserError, command_line
 from tools.job.snapshot import lookup, pod_exec
-from tools.job.snapshot.kinds import CLAIMS, GANGS, GLOBAL, KUEUE, NAMESPACED, QUEUE_LABEL, RUNTIMES
+from tools.job.snapshot.kinds import CLAIMS, GANGS, GLOBAL, KUEUE, NAMESPACED, RUNTIMES
 from tools.job.snapshot.live_job import LiveJob
 from tools.job.snapshot.pod import JobPod, claim_names, template_specs
 from tools.job.snapshot.queries import Queries
@@ -16,6 +16,7 @@ from tools.job.snapshot.snapshot import CURRENT, LARGEST_LOG, PREVIOUS, Log, Sna
 from tools.kube import Kubectl, Object, name_of
 from tools.kube.kubectl import each
 from tools.workload import Workload
+from tools.workload.workload import QUEUE_LABEL
 
 TAIL = 400  # lines of each log
 LOGS = 32  # pods whose logs are read; in a larger job the failed ones come first

@@ -2,8 +2,6 @@
 
 from tools.core.tables import load
 
-OPERATOR_IMAGE = "training-operator"  # part of the name of its image
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _TABLES = load("job/snapshot/kinds.yaml")
 NAMESPACED: dict[str, str] = _TABLES["namespaced"]
 GLOBAL: dict[str, str] = _TABLES["global"]

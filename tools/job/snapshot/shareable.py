@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tools.core.secret_patterns import masked
-from tools.job.snapshot.kinds import OPERATOR_IMAGE
 from tools.kube import Object
+from tools.workload.operator_pods import IMAGE
 
 LEFT_OUT = "left out"
 # The variables whose values the diagnosis and a reader need. Any other variable may hold a secret.
@@ -64,5 +64,5 @@ def counted(pod: Object, labels: set[str]) -> Object:
 
 def _requests(container: Object) -> Object:
     found = {key: container[key] for key in ("resources", "restartPolicy") if key in container}
-    operator = OPERATOR_IMAGE in str(container.get("image"))
-    return found | ({"image": OPERATOR_IMAGE} if operator else {})
+    operator = IMAGE in str(container.get("image"))
+    return found | ({"image": IMAGE} if operator else {})

@@ -13,8 +13,9 @@ from tools.kube.selectors import REQUIRED, ZONE, allowed_values, node_terms, sel
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import INSTANCE_LABELS, Job, Subject, Template
 
-TOPOLOGY = "kueue.x-k8s.io/podset-required-topology"
+TOPOLOGY, GROUP = "kueue.x-k8s.io/podset-required-topology", "kueue.x-k8s.io/podset-group-name"
 ZONE_ID = "topology.k8s.aws/zone-id"
+ZONES = (ZONE, ZONE_ID)
 # Labels of nodes that share one zone: EKS's groups of the network lie in a zone.
 WITHIN_ZONE = re.compile(rf"{re.escape(ZONE)}|{re.escape(ZONE_ID)}|topology\.k8s\.aws/network-node-layer-[1-9]")
 TYPE_NAME = re.compile(r"[a-z]+[0-9][a-z0-9-]*\.(nano|micro|small|medium|large|xlarge|[0-9]+xlarge|metal(-[0-9]+xl)?)")
@@ -85,7 +86,7 @@ def efa_one_zone(subject: Subject, job: Job) -> Iterator[Verdict]:
         yield bad(place, "pods with EFA are placed in different zones, and EFA does not cross one", "one zone")
     elif spread:
         yield bad(place, f"{spread} puts pods with EFA into different zones, which EFA does not cross", "remove it")
-    elif len(zones) == len(templates) or all(_together(one) for one in templates):
+    elif len(zones) == len(templates) or _by_kueue(templates) or all(_together(one) for one in templates):
         yield good(place, "the pods are kept in one zone")
     else:
         remedy = f"a required podAffinity over {ZONE} that selects the job's pods"
@@ -94,7 +95,7 @@ def efa_one_zone(subject: Subject, job: Job) -> Iterator[Verdict]:
 
 def _zone(template: Template) -> str:
     """Return the only zone that a pod may be in, an empty text if it may be in several."""
-    for label in (ZONE, ZONE_ID):
+    for label in ZONES:
         fixed = (template.spec.get("nodeSelector") or {}).get(label)
         allowed = set(allowed_values(template.spec, label))
         if fixed or len(allowed) == 1:
@@ -104,18 +105,26 @@ def _zone(template: Template) -> str:
 
 def _spread(template: Template) -> str:
     """Return the field that puts the pods of a template into different zones, an empty text without one."""
-    if any(term["topologyKey"] == ZONE and _own(term, template) for term in _terms(template, "podAntiAffinity")):
+    if any(one["topologyKey"] in ZONES and _own(one, template) for one in _terms(template, "podAntiAffinity")):
         return "podAntiAffinity"
+    if _zone(template):  # the only one that a constraint counts
+        return ""
     constraints = template.spec.get("topologySpreadConstraints") or []
-    hard = [one for one in constraints if one["whenUnsatisfiable"] == "DoNotSchedule" and one["topologyKey"] == ZONE]
-    spreads = any(_own(one, template) for one in hard)
+    hard = [one for one in constraints if one["whenUnsatisfiable"] == "DoNotSchedule" and one["topologyKey"] in ZONES]
+    spreads = any(_own(one, template) and (one.get("maxSkew") or 1) < template.nodes for one in hard)
     return "topologySpreadConstraints" if spreads else ""
 
 
+def _by_kueue(templates: list[Template]) -> bool:
+    """Return whether Kueue places all pods in one zone: it places each template by itself, or those of a group."""
+    notes = [one.metadata.get("annotations") or {} for one in templates]
+    asked = all(WITHIN_ZONE.fullmatch(one.get(TOPOLOGY) or "") for one in notes)
+    job, groups = templates[0].workload, {one.get(GROUP) for one in notes}
+    return bool(asked and job and job.queue) and (len(notes) == 1 or (len(groups) == 1 and None not in groups))
+
+
 def _together(template: Template) -> bool:
-    """Return whether pod affinity or Kueue keeps a job's pods in one zone."""
-    if WITHIN_ZONE.fullmatch((template.metadata.get("annotations") or {}).get(TOPOLOGY) or ""):
-        return True
+    """Return whether pod affinity keeps a job's pods in one zone."""
     terms = _terms(template, "podAffinity")
     return any(WITHIN_ZONE.fullmatch(term["topologyKey"]) and _own(term, template) for term in terms)
 
@@ -128,7 +137,9 @@ def _own(term: Object, template: Template) -> bool:
     """Return whether a term selects the template's own pods, with the labels of their controller."""
     job, labels = template.workload, dict(template.metadata.get("labels") or {})
     if job is not None:
-        labels |= {job.job_label: job.name, "job-name": job.name}
+        labels |= {job.job_label: job.name, "job-name": job.name, job.role_label: template.role.lower()}
+    if template.namespace not in (term.get("namespaces") or [template.namespace]):
+        return False
     return selects(term.get("labelSelector"), labels)
 
 
