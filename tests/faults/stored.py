@@ -20,8 +20,9 @@ import torch.distributed.checkpoint as library
 from tests.faults import dcp
 from tests.faults.bed import Bed, NoFaultError, NotTriedError, Outcome
 from tests.faults.processes import broken_storage
+from tests.training.checkpoint import beside
 from tests.training.checkpoint.serving import Ranks, rank_server, results
-from tests.training.checkpoint.sweep import sweep
+from tests.training.checkpoint.sweep import Swept, sweep, sweep_in_flight
 from tests.training.checkpoint.values import assert_holds, snapshot, whole
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.layout import BAD
@@ -55,30 +56,50 @@ def _copier(source: Path, target: Path, change: Callable[[Path], None] = lambda 
 
 
 def killed_everywhere(bed: Bed) -> Outcome:
-    """SIGKILL of each rank at each call that changes the file system; what was not synced is lost."""
-    points, found = 0, set[int]()
+    """SIGKILL of each rank at each call of a save that changes the file system; what was not synced is lost.
+
+    Training waits for the save, or does later steps meanwhile. A third of the points of a save that goes to the nodes
+    as well are tried.
+    """
     with rank_server() as call:
         copy = _copier(_two_steps(bed, call), bed.place / "run")
-        for world, beside in ((1, False), (2, False), (3, False), (2, True)):
-            count, steps = sweep(call, copy, world, 3, beside=beside)
-            points, found = points + count, found | steps
-    seen = "each load found step 2 or 3 whole" if found == {2, 3} else f"only step {found}"
-    return Outcome(found == {2, 3}, "each victim ended by signal 9", seen, points=points)
+        waiting = [sweep(call, copy, world, 3) for world in (1, 2, 3)]
+        in_flight = [sweep_in_flight(call, _below(bed, str(world)), world) for world in (1, 2, 3)]
+        in_flight.append(sweep_in_flight(call, _below(bed, "nodes"), 2, nodes=True, every=3))
+    return _swept(waiting, {2, 3}, in_flight)
 
 
 def killed_while_saving_again(bed: Bed) -> Outcome:
-    """The same while step 2, whose files are damaged, is saved again."""
+    """The same while a step whose files are damaged is saved again."""
 
     def damage(directory: Path) -> None:
         (directory / NEW / "rank-00000.json").unlink()
 
-    points, found = 0, set[int]()
     with rank_server() as call:
         copy = _copier(_two_steps(bed, call), bed.place / "run", damage)
-        for world in (1, 2):
-            count, steps = sweep(call, copy, world, 2, damaged=True)
-            points, found = points + count, found | steps
-    return Outcome(found == {1, 2}, "each victim ended by signal 9", "each load found step 1 or 2 whole", points=points)
+        waiting = [sweep(call, copy, world, 2, damaged=True) for world in (1, 2)]
+        in_flight = [sweep_in_flight(call, _below(bed, str(world)), world, damaged=True) for world in (1, 2)]
+    return _swept(waiting, {1, 2}, in_flight)
+
+
+def _below(bed: Bed, name: str) -> Path:
+    place = bed.place / "in-flight" / name
+    place.mkdir(parents=True)
+    return place
+
+
+def _swept(waiting: list[Swept], steps: set[int], in_flight: list[Swept]) -> Outcome:
+    """What the points of saves that training waits for showed, and those of saves in flight."""
+    found = [set().union(*(one.found for one in many)) for many in (waiting, in_flight)]
+    counts = [sum(one.points for one in many) for many in (waiting, in_flight)]
+    (older, newer), lost = sorted(steps), max(one.lost for one in in_flight)
+    seen = (
+        f"training waits: {counts[0]} points, step {older} or {newer} whole; in flight: {counts[1]} points, "
+        f"step {beside.IN_FLIGHT - beside.EVERY} or {beside.IN_FLIGHT} whole, then bitwise the same course"
+    )
+    proof = "each victim ended by signal 9; in flight its training was at a later step"
+    right = found == [steps, {beside.IN_FLIGHT - beside.EVERY, beside.IN_FLIGHT}]
+    return Outcome(right, proof, seen, lost, points=sum(counts))
 
 
 def dcp_killed_everywhere(bed: Bed) -> Outcome:
