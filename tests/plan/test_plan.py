@@ -247,6 +247,7 @@ def test_what_no_card_is_fitted_to(
         (["show", "p5/llama-3-1-8b", "--explain"], 0, "as H100: nothing was published"),
         (["show", "cpu/llama-tiny"], 3, "unknown: no accelerator"),
         (["show", "p6-b200/llama-3-1-8b"], 3, "unknown: B200"),
+        (["show", "p5/llama-3-1-8b", "--set", "device.precision=fp32"], 1, "the planner has no formula for its time"),
         (["show", "p5/llama-9"], 2, "no such cell"),
         (["search", "llama-3-1-8b", "--gpus", "p5", "--budget", "1"], 1, "nothing fits"),
         (["search", "llama-3-1-8b", "--gpus", "p9"], 2, "known: a100, a10g, g5"),
@@ -300,7 +301,7 @@ def test_a_gpu_of_an_unnamed_machine_is_unknown(tmp_path: Path, capsys: pytest.C
     )
     assert cli.invoke(["plan", "show", "-f", str(path)]) == 3
     shown = capsys.readouterr().out
-    assert "of unknown GiB a process\n" in shown
+    assert "of unknown GiB a GPU\n" in shown
     assert "unknown: own-machine, a type of machine that tools/facts/instances.yaml does not have" in shown
 
 
@@ -347,8 +348,8 @@ def test_what_can_be_said_of_a_job_without_a_known_model(
     path.write_text(json.dumps(item), encoding="utf-8")
     assert cli.invoke(["plan", "show", "-f", str(path)]) == 3
     shown = capsys.readouterr().out
-    assert "4 x p5.48xlarge, 32 processes" in shown
-    assert "unknown of 80.0 GiB a process" in shown
+    assert "4 x p5.48xlarge, 32 GPUs" in shown
+    assert "unknown of 80.0 GiB a GPU" in shown
     assert "an hour (2026-07)" in shown
     assert "EFA, 3,200 Gbit/s a node" in shown
     assert "yard job metrics" in shown
@@ -357,6 +358,48 @@ def test_what_can_be_said_of_a_job_without_a_known_model(
     assert tuple(told) == KEYS
     assert (told["gpus"], told["memory"]["needed"], told["hours"]) == (32, None, None)
     assert told["usd_per_hour"]["on demand"] > 0
+
+
+MIG, SLICE = "nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "said"),
+    [
+        ({"nvidia.com/gpu": 4}, 3, "4 x p5.48xlarge, 16 GPUs, 4 of the 8 of each"),
+        ({"nvidia.com/gpu": 16}, 1, "a pod asks for 16 nvidia.com/gpu, and p5.48xlarge has 8"),
+        ({"amd.com/gpu": 8}, 1, "a pod asks for 8 amd.com/gpu, and p5.48xlarge has 0"),
+        ({"nvidia.com/gpu": "0.5"}, 2, "nvidia.com/gpu: '0.5' is not a number of devices"),
+        ({"nvidia.com/gpu": -8}, 2, "nvidia.com/gpu: -8 is not a number of devices"),
+        ({MIG: 2}, 3, f"unknown: {MIG} is a part of a card"),
+        ({SLICE: 2}, 3, f"unknown: {SLICE} is a part of a card"),
+        ({}, 3, "unknown: its pods ask for no H100 of p5.48xlarge"),
+    ],
+)
+def test_devices_that_are_not_whole_machines(
+    asked: dict[str, object], code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = copy.deepcopy(JOB)
+    spec["template"]["spec"]["containers"][0]["resources"]["limits"] = asked
+    item = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "own"}, "spec": spec}
+    (tmp_path / "job.yaml").write_text(json.dumps(item), encoding="utf-8")
+    assert cli.invoke(["plan", "show", "-f", str(tmp_path / "job.yaml")]) == code
+    shown = capsys.readouterr()
+    assert said in shown.out + shown.err
+
+
+def test_a_trainjob_without_its_runtime_says_what_it_asks_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = {"numNodes": 2, "command": ["torchrun", "a.py"], "resourcesPerNode": {"limits": {"nvidia.com/gpu": 8}}}
+    item: dict[str, object] = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob"}
+    item["metadata"] = {"name": "own"}
+    item["spec"] = {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer}
+    (tmp_path / "job.yaml").write_text(json.dumps(item), encoding="utf-8")
+    assert cli.invoke(["plan", "show", "-f", str(tmp_path / "job.yaml"), "--nodes", "3"]) == 3
+    shown = capsys.readouterr().out
+    assert "3 x pod, 24 GPUs" in shown
+    assert "its pods come from a runtime that is not in the file" in shown
 
 
 def test_pods_of_several_machines_are_not_planned_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

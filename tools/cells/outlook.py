@@ -1,22 +1,25 @@
 """The plan of a rendered job: `tools.plan` applied to its configuration and the machines that its pods take."""
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tools.cells import matrix
 from tools.cells.instance_patch import wanted_types
+from tools.cells.knobs import NEURON_CORE
 from tools.cells.memory import room_on
 from tools.cells.trainer_config import load_config
-from tools.core import repo
+from tools.core import UserError, repo
 from tools.core.output import short
-from tools.facts.instances import HYPERPOD_PREFIX, INSTANCES, Instance
+from tools.facts.instances import HYPERPOD_PREFIX, INSTANCES, NEURON, Instance
 from tools.kube.json_patch import value_at
 from tools.kube.manifests import Manifests, Object, name_of
-from tools.kube.quantity import amount
+from tools.kube.quantity import amount, requests
 from tools.kube.selectors import wants
 from tools.kube.shapes import TEMPLATE, misshapes
-from tools.plan.memory import Room
+from tools.plan.memory import CARDS, Room
 from tools.plan.outlook import Place, Plan, Run
 from tools.workload import kinds
 from tools.workload.workload import Workload, number
@@ -24,6 +27,24 @@ from training.config import Config
 
 MEASURE = "run some steps of it and read `yard job metrics`, or plan a published model: yard new model, yard plan show"
 COUNTS = ("replicas", "parallelism", "size")  # of pods, beside a pod template or above it
+DEVICE = re.compile(r"/gpu$|/gpu\.|/mig-|/neuron(?:core)?$")  # in the name of a resource
+PART = re.compile(r"/gpu\.|/mig-")  # of a card
+
+
+@dataclass(frozen=True)
+class _Pods:
+    """Equal pods of a training: their number, their spec, and the devices that each asks for."""
+
+    count: int
+    spec: Object
+    resource: str = ""
+    devices: int = 0
+
+    @classmethod
+    def of(cls, count: int, spec: Object, containers: Iterable[Object]) -> "_Pods":
+        """Return pods with the devices of the container that asks for the most. Raises UserError."""
+        devices, resource = max((_devices(one) for one in containers), default=(0, ""))
+        return cls(count, spec, resource, devices)
 
 
 def of(manifests: Manifests) -> Plan | Place:
@@ -42,24 +63,70 @@ def of(manifests: Manifests) -> Plan | Place:
     job, config = kinds.job_of(manifests), load_config(manifests, repo.root())
     if config is not None:
         return of_job(job, config)
-    specs = job.training_specs()
-    why = _unclear(specs) or f"the model of a script of your own; {MEASURE}"
-    return Place(job.name, machine_of(specs), job.nodes, _room(job), f"unknown: {why}")
+    return _place(job.name, _pods_of(job), f"the model of a script of your own; {MEASURE}")
 
 
 def of_job(job: Workload, config: Config) -> Plan:
     """Return the plan of a job with this configuration. Raises UserError and ConfigError."""
-    specs = job.training_specs()
-    return Plan(Run.of(job.name, config, job.nodes, _room(job), machine_of(specs)), _unclear(specs))
+    pods = _pods_of(job)
+    processes = number(str(job.spec.get("nprocPerNode") or job.section("trainer").get("numProcPerNode")))
+    place = _place(job.name, pods, "")
+    room = replace(place.room, processes=processes) if processes else place.room
+    if room.what not in CARDS:
+        room = replace(room, nbytes=place.room.nbytes // room.processes)
+    run = Run.of(job.name, config, place.nodes, room, place.instance)
+    return Plan(replace(run, machine=None) if place.why_unknown else run, place.why_unknown)
 
 
-def machine_of(specs: list[Object]) -> Instance | None:
-    """Return the machine that pods ask for: an EC2 type, or a node of overlays/matrix.yaml. None: none, or several."""
-    found = _machines(specs)
-    return found[0] if len(found) == 1 else None
+def _pods_of(job: Workload) -> list[_Pods]:
+    """Return the pods of a training; of one whose pods are not in the manifest, what it asks for them."""
+    found = [
+        _Pods.of(role.most, role.template["spec"], (
+            one for one in role.template["spec"]["containers"] if one.get("name") == job.container_of(role.template)
+        ))
+        for role in job.roles if role.trains
+    ]  # fmt: skip
+    asked = [{"resources": one.get("resourcesPerNode") or {}} for one in job.training_containers()]
+    return found or [_Pods.of(job.nodes, {}, asked)]
+
+
+def _devices(container: Object) -> tuple[int, str]:
+    """Return how many devices a container asks for, and as which resource. Raises UserError for a part of one."""
+    found = [(0, "")]
+    for name, value in requests(container).items():
+        if DEVICE.search(str(name)):
+            count = amount(value)
+            if count is None or count < 0 or count % 1:
+                raise UserError(f"{name}: {short(repr(value))} is not a number of devices", "whole devices, such as 8")
+            found.append((int(count), str(name)))
+    return max(found)
+
+
+def _place(name: str, pods: list[_Pods], why: str) -> Place:
+    """Return the machines of pods. `why` says what is not known besides them."""
+    specs = [one.spec for one in pods]
+    machines, most = _machines(specs), max(pods, key=lambda one: one.devices)
+    for machine in machines:
+        _check_devices(most, machine)
+    why = _unclear(specs, machines, most) or why
+    named = machines[0] if len(machines) == 1 else None
+    return Place(name, named, sum(one.count for one in pods), _room(most, machines), why and f"unknown: {why}")
+
+
+def _check_devices(pods: _Pods, machine: Instance) -> None:
+    """Raise UserError if no machine of this type can hold one of the pods."""
+    cores = machine.cores_per_accelerator if pods.resource == NEURON_CORE else 1
+    whole = NEURON if pods.resource == NEURON_CORE else pods.resource
+    there = machine.accelerators * cores if whole == machine.device_resource else 0
+    if pods.devices > there and not PART.search(pods.resource):
+        hint = f"at most {there}, on more pods" if there else "choose a machine that has them"
+        raise UserError(
+            f"a pod asks for {pods.devices:,} {pods.resource}, and {machine.name} has {there}", hint, code=1
+        )
 
 
 def _machines(specs: list[Object]) -> list[Instance]:
+    """Return the machines that pods ask for: EC2 types, or nodes of overlays/matrix.yaml."""
     names = {value for spec in specs for value in wanted_types(spec)}
     if names or not (repo.root() / matrix.MATRIX).is_file():
         return [one for one in INSTANCES.values() if names & set(one.node_names)]
@@ -73,14 +140,19 @@ def _asks(spec: Object, labels: dict[str, str]) -> bool:
     return wants(spec, named) and not wants(spec, bare)
 
 
-def _unclear(specs: list[Object]) -> str:
-    """Say why the machine of pods is not known, or nothing."""
-    found = _machines(specs)
+def _unclear(specs: list[Object], machines: list[Instance], pods: _Pods) -> str:
+    """Say why the machine or the card of pods is not known, or nothing."""
+    if not all(specs):
+        return "its pods come from a runtime that is not in the file"
     names = sorted({value.removeprefix(HYPERPOD_PREFIX) for spec in specs for value in wanted_types(spec)})
-    if len(found) > 1:
-        listed = ", ".join(one.name for one in found)
+    if len(machines) > 1:
+        listed = ", ".join(one.name for one in machines)
         return f"its pods may take {listed}, and the slowest sets the pace; plan the job on each type alone"
-    if found or not names:
+    if PART.search(pods.resource):
+        return f"{short(pods.resource)} is a part of a card, whose speed was not measured; ask for whole cards"
+    if machines and machines[0].accelerators and not (pods.devices or _claims(pods)):
+        return f"its pods ask for no {machines[0].accelerator} of {machines[0].name}"
+    if machines or not names:
         return ""
     return (
         f"{short(', '.join(names))}, a type of machine that tools/facts/instances.yaml does not have; add it there with"
@@ -88,40 +160,34 @@ def _unclear(specs: list[Object]) -> str:
     )
 
 
-def _room(job: Workload) -> Room:
+def _claims(pods: _Pods) -> bool:
+    """Return whether the pods get devices that their resources do not name."""
+    return bool(pods.spec.get("resourceClaims"))
+
+
+def _room(pods: _Pods, machines: list[Instance]) -> Room:
     """Return the memory of each process; 0 bytes, unknown, where it depends on a machine that is not known."""
-    limits = [_limits(one) for one in job.training_containers()]
-    gpus = max(map(_gpus, limits), default=0)
-    rooms = [room_on(one) for one in _machines(job.training_specs())]
-    if rooms:
-        room = min(rooms, key=lambda one: one.nbytes)
-        return Room(gpus, room.nbytes, room.what) if gpus and room.what == "GPU" else room
-    if gpus:
-        return Room(gpus, 0, "GPU")
-    processes = number(str(job.spec.get("nprocPerNode") or 1)) or 1
+    if pods.devices:
+        room = min(map(room_on, machines), key=lambda one: one.nbytes, default=Room(1, 0, "GPU"))
+        cores = machines[0].cores_per_accelerator if machines and pods.resource == NEURON else 1
+        return Room(pods.devices * cores, 0 if PART.search(pods.resource) else room.nbytes, room.what)
+    if machines and (_claims(pods) or not machines[0].accelerators):
+        return min(map(room_on, machines), key=lambda one: one.nbytes)
+    limits = [(one.get("resources") or {}).get("limits") or {} for one in pods.spec.get("containers") or []]
     memory = next((amount(of["memory"]) for of in limits if "memory" in of), None)
-    return Room(processes, int(memory or 0) // processes, "process")
-
-
-def _limits(container: Object) -> Object:
-    limits: Any = (container.get("resources") or container.get("resourcesPerNode") or {}).get("limits")
-    return limits if isinstance(limits, dict) else {}
-
-
-def _gpus(limits: Object) -> int:
-    return max((int(amount(limits[key]) or 0) for key in limits if str(key).endswith("/gpu")), default=0)
+    return Room(1, int(memory or 0), "process")
 
 
 def _of_unknown(item: Object, reason: str) -> Place:
-    """Return the machines of an object that is not modelled as a training: of its pods with the most GPUs."""
-    pods = [(count, spec, max(map(_gpus, map(_limits, spec["containers"])), default=0)) for count, spec in _pods(item)]
-    most = max((gpus for *_, gpus in pods), default=0)
-    training = [(count, spec) for count, spec, gpus in pods if gpus == most]
-    specs = [spec for _, spec in training]
-    machine = machine_of(specs)
-    room = Room(max(1, most), room_on(machine).nbytes if machine else 0, "GPU" if most else "process")
-    why = f"{reason}; {_unclear(specs) or f'make it a cell (yard new script), or {MEASURE}'}"
-    return Place(name_of(item), machine, max(1, sum(count for count, _ in training)), room, f"unknown: {why}")
+    """Return the machines of an object that is not modelled as a training: of its pods with the most devices."""
+    pods = [_Pods.of(count, spec, spec["containers"]) for count, spec in _pods(item)]
+    most = max((one.devices for one in pods), default=0)
+    training = [one for one in pods if one.devices == most] or [_Pods(1, {"containers": []})]
+    place = _place(name_of(item), training, "")
+    why = place.why_unknown.removeprefix("unknown: ") or f"make it a cell (yard new script), or {MEASURE}"
+    others = sum(one.count for one in pods if 0 < one.devices < most)
+    beside = f"; {others} more with fewer devices are not counted" if others else ""
+    return replace(place, why_unknown=f"unknown: {reason}; {why}{beside}")
 
 
 def _pods(part: Any, count: int = 1) -> Iterator[tuple[int, Object]]:

@@ -25,6 +25,11 @@ WHAT_TO_DO = (
 WHICH_NETWORK = (
     "measure it with `yard job nccl-test`, and write network_mbps into the machine's `node` in overlays/matrix.yaml"
 )
+WHICH_MACHINE = (
+    "add a node affinity or a nodeSelector on node.kubernetes.io/instance-type, or describe a node of your own: "
+    "yard new hardware"
+)
+NOT_MODELLED = "the planner has no formula for its time (docs/planning.md)"
 # The keys of a plan in JSON. All are always there; null is unknown.
 KEYS = (
     "name", "instance", "nodes", "gpus", "memory", "step_s", "unknown", "step", "tokens_per_s", "mfu", "tokens",
@@ -129,10 +134,19 @@ class Run:
 
 def _machine(config: Config, instance: Instance | None, room: Room) -> Machine | None:
     """Return the machine, None where its card is unknown: a CPU is known once a run was calibrated."""
-    if instance is not None:
-        return Machine.of(instance) if config.device.type in ("cuda", "auto") else None
-    cpu = CARDS.get("CPU") if config.device.type in ("cpu", "auto") and room.what != "GPU" else None
+    if room.what in memory.CARDS:
+        return Machine.of(instance) if instance and config.device.type != "cpu" else None
+    cpu = CARDS.get("CPU") if config.device.type in ("cpu", "auto") else None
     return Machine(cpu, cpu.link, "TCP") if cpu else None
+
+
+def _unknown_card(run: Run) -> str:
+    """Say why the card of a run without a known machine is unknown, and what to do."""
+    if run.room.what not in memory.CARDS:
+        return "no accelerator; the peak of a CPU is measured by its run; run `yard plan calibrate` on a run"
+    if run.instance is None:
+        return "its pods name no type of machine; " + WHICH_MACHINE
+    return f"{run.instance.accelerator}, {UNKNOWN_CARD}; {WHAT_TO_DO}"
 
 
 @dataclass(frozen=True)
@@ -140,7 +154,7 @@ class Plan:
     """The outlook of a run. Times are None where the card is unknown."""
 
     run: Run
-    unclear: str = ""  # why its machines are not known
+    unclear: str = ""  # why its machines are not known: "unknown: ..."
 
     @cached_property
     def memory(self) -> Estimate:
@@ -159,18 +173,15 @@ class Plan:
         if self.step_s is not None:
             return ""
         run = self.run
-        if run.machine is None and self.unclear:
-            return f"unknown: {self.unclear}"
         if run.machine is None:
-            unnamed = "a GPU on machines without a type" if run.room.what == "GPU" else None
-            card = run.instance.accelerator if run.instance else unnamed
-            what = f"{card}, {UNKNOWN_CARD}" if card else "no accelerator; the peak of a CPU is measured by its run"
-            return f"unknown: {what}; {WHAT_TO_DO if card else 'run `yard plan calibrate` on a run'}"
+            return self.unclear or f"unknown: {_unknown_card(run)}"
         if self._no_network:
             nodes = run.instance.name if run.instance else "the nodes"
             return f"unknown: the network of {nodes}; {WHICH_NETWORK}"
-        missing = sorted(speed.used(run.layout, run.machine) - FITTED.keys())
-        return f"unknown: nothing was measured for {', '.join(missing)}; {WHAT_TO_DO}"
+        lacking = sorted(speed.used(run.layout, run.machine) - FITTED.keys())
+        own = [name for name in lacking if name.endswith(f" {run.machine.card.efficiency}")]
+        what = WHAT_TO_DO if own == lacking else NOT_MODELLED
+        return f"unknown: nothing was measured for {', '.join(lacking)}; {what}"
 
     @property
     def _no_network(self) -> bool:

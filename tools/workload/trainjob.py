@@ -15,7 +15,7 @@ from tools.kube.quantity import quantity
 from tools.kube.shapes import RUNTIME, misshapes
 from tools.workload.jobset import JobSet
 from tools.workload.pod import Pod, PodsUnknown, main_container
-from tools.workload.workload import JobState, RetryLimit, Role, Workload
+from tools.workload.workload import JobState, RetryLimit, Role, Workload, number
 
 GROUP = "trainer.kubeflow.org"
 ANCESTOR, TRAINER = f"{GROUP}/trainjob-ancestor-step", "trainer"
@@ -41,6 +41,11 @@ class TrainJob(Workload):
     @property
     def maker(self) -> str:
         return f"Trainer, {self._wanted}"
+
+    @property
+    def nodes(self) -> int:
+        """Return how many pods train together; without the runtime what the job itself says, else one."""
+        return super().nodes or number(str(self._trainer.get("numNodes"))) or 1
 
     @property
     def retries(self) -> RetryLimit:

@@ -17,6 +17,7 @@ from tools.job.follow import Followed
 from tools.job.snapshot import LiveJob, lookup
 from tools.job.submit import Applied
 from tools.kube import Kubectl, Manifests, name_of
+from tools.plan.memory import CARDS
 from tools.plan.outlook import Place, Plan
 from tools.workload import kinds
 from training.config import ConfigError
@@ -130,7 +131,7 @@ def _agree(jobs: list[Manifests], ask: bool) -> None:
         output.notes("\n".join(output.columns([("job", *_shown.HEADS), *rows])))
     for why in dict.fromkeys(plan.why_unknown for plan in plans if plan.why_unknown):
         output.note(f"time is {why}")
-    costs = any(plan.place.instance for plan in plans)
+    costs = any(plan.place.instance or plan.place.room.what in CARDS for plan in plans)
     if ask and costs and sys.stdin.isatty() and output.ask("submit it? yes/no") != "yes":
         raise UserError("nothing was submitted", "--yes agrees without a question")
 

@@ -18,13 +18,26 @@ def row(plan: Plan | Place) -> tuple[str, ...]:
     price = place.prices[offer or "on demand"]
     cost = known.costs[offer] if known and offer else None
     return (
-        f"{place.nodes} x {place.instance.name if place.instance else 'pod'}",
+        _named(place),
         f"{place.gpus:,}" if place.room.what in CARDS else "none",
         _memory(plan),
         "unknown" if price is None else f"{dollars(price)}{f' {offer}' if offer not in (None, 'on demand') else ''}",
         f"{known.run.steps * known.run.layout.step_tokens:,}" if known else "unknown",
         between(known.hours, duration) if known and known.hours else "unknown",
         between(cost, dollars) if cost else "unknown",
+    )
+
+
+def _named(place: Place) -> str:
+    return f"{place.nodes} x {place.instance.name if place.instance else 'pod'}"
+
+
+def _machines(place: Place) -> str:
+    """Return the machines, with what the pods take of them."""
+    room, there = place.room, place.instance.processes if place.instance else 0
+    part = f", {room.processes} of the {there} of each" if room.nbytes and room.processes < there else ""
+    return (
+        f"{_named(place)}, {output.count(place.gpus, room.what, 'processes' if room.what == 'process' else None)}{part}"
     )
 
 
@@ -38,10 +51,10 @@ def _memory(plan: Plan | Place, each: str = "") -> str:
 def whole(plan: Plan | Place, explain: bool) -> None:
     """Print everything that is known."""
     place = plan.place
-    machines, gpus, _, _, tokens, time, _ = row(plan)
-    memory = _memory(plan, " a process")
+    *_, tokens, time, _ = row(plan)
+    memory = _memory(plan, f" a {place.room.what}")
     output.line(place.name)
-    rows = [("machines", f"{machines}, {output.count(place.gpus, 'process', 'processes')}")]
+    rows = [("machines", _machines(place))]
     if isinstance(plan, Place):
         rows += [("memory", memory), ("time", plan.why_unknown), *_prices(place)]
         output.table([*rows, ("network", place.network)])
@@ -52,7 +65,7 @@ def whole(plan: Plan | Place, explain: bool) -> None:
     rows += [("memory", f"{memory}{fits}"), ("tokens", f"{tokens} in {plan.run.steps:,} steps")]
     if plan.step_s and plan.tokens_per_s:
         mfu = f", MFU {plan.mfu:.1%}" if plan.mfu else ""
-        each = f"{plan.tokens_per_s / place.gpus:,.0f} a {'GPU' if gpus != 'none' else 'process'}"
+        each = f"{plan.tokens_per_s / place.gpus:,.0f} a {place.room.what}"
         rows.append(("step", f"{plan.step_s:.3g} s: {plan.tokens_per_s:,.0f} tokens/s, {each}{mfu}"))
     rows += [("time", plan.why_unknown or time), *_prices(place)]
     rows += [(f"cost, {kind}", between(cost, dollars) if cost else "unknown") for kind, cost in plan.costs.items()]

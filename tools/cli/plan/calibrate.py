@@ -16,6 +16,7 @@ from tools.job.metrics.series import Record
 from tools.kube.kubectl import Kubectl
 from tools.plan import calibrate
 from tools.plan.layout import Layout, Shape
+from tools.plan.memory import CARDS
 from tools.plan.outlook import Place, Plan
 from training.config import Config, ConfigError
 from training.run.directory import RunDir, read_json
@@ -41,8 +42,8 @@ def command(
             "a step is timed by its seconds, by tokens/s or samples/s, or by the progress bar of transformers",
         )
     step_s = statistics.median(_seconds(one, plan, each) or 0.0 for one in measured)
-    before, machine = plan.step_s, plan.run.machine
-    if plan.run.instance is None and plan.run.room.what != "GPU" and (machine is None or machine.card.name == "CPU"):
+    before = plan.step_s
+    if plan.run.room.what not in CARDS:
         plan = calibrate.on_cpu(plan, peak_of(measured, plan))
     constants = calibrate.fitted(plan, step_s)
     told = f"planned {before:.3g} s before" if before else "unknown before"
