@@ -68,7 +68,7 @@ def test_every_cluster_is_complete(name: str) -> None:
     document = committed(name)
     assert document["accessConfig"]["accessEntries"]
     assert "iam" not in document, "eksctl's roles would trust every cluster of the account"
-    assert {one["version"] for one in document["addons"]} <= set(ADDONS["1.35"].values())
+    assert {one["version"] for one in document["addons"]} <= set(ADDONS[document["metadata"]["version"]].values())
     assert "eks-pod-identity-agent" in {one["name"] for one in document["addons"]}
     if name == "gpu-hyperpod":
         assert "managedNodeGroups" not in document

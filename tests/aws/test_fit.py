@@ -15,6 +15,7 @@ from tools.cluster import spec as specs
 from tools.cluster.spec import Spec
 from tools.core import repo
 from tools.core.errors import UserError
+from tools.preflight.evaluate import evaluate
 
 P5, CPU = "p5/llama-3-1-8b", "cpu/llama-tiny"  # 4 p5en.48xlarge; 2 pods on any node
 THERE = "JOB_KINDS=Job,PyTorchJob\nCLAIMS=trainyard\n"
@@ -82,7 +83,7 @@ DLC = "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:{}-gpu-py31
     ("name", "kubernetes", "image", "state", "lines"),
     [
         *(
-            ("gpu-hyperpod", None, image, "WARN", ["kubernetes 1.35: documented are 1.28 to 1.33", "kueue 0.19.2: doc"])
+            ("gpu-hyperpod", None, image, "WARN", ["kueue 0.19.2: documented are", "=1.33"])
             for image in (None, DLC.format("2.7.1"))
         ),
         ("lab", "1.33", DLC.format("2.7.1"), "PASS", ["KUBERNETES_VERSION=1.33", "torch 2.7.1"]),
@@ -122,6 +123,24 @@ def test_the_operator_of_hyperpod_is_documented_for_some_versions(
 def test_a_clusters_directory_states_its_operator(facts: str, release: str, tmp_path: Path) -> None:
     assert fit.operator(cluster(tmp_path, facts)) == release
     assert [fit.operator(specs.load(repo.root(), name)) for name in ("gpu", "gpu-hyperpod")] == ["1.9.4", ""]
+
+
+@pytest.mark.parametrize(("version", "documented"), [("1.27", False), ("1.33", True), ("1.35", False)])
+def test_hyperpod_is_documented_for_some_versions_of_kubernetes(version: str, documented: bool, tmp_path: Path) -> None:
+    facts = f"KUBERNETES_VERSION={version}\nHYPERPOD_CLUSTER_NAME=ours\n"
+    found = fit.check(cluster(tmp_path, facts), locate.rendered(P5))
+    said = [
+        one.state.value for one in found if one.summary == "AWS documents HyperPod for other versions of Kubernetes"
+    ]
+    assert said == ([] if documented else ["WARN"])
+
+
+@pytest.mark.parametrize(("operator", "state"), [("", "PASS"), ("1.7.0", "PASS"), ("1.8.1", "PASS"), ("1.9.4", "WARN")])
+def test_auto_resume_is_documented_for_some_releases_of_the_operator(operator: str, state: str) -> None:
+    made = applied(locate.rendered(P5), Knobs(features=("hyperpod",)))
+    made.jobs()[0]["metadata"]["namespace"] = "kubeflow"
+    found = [one for one in evaluate(made, operator=operator).verdicts if one.details["rule"] == "auto-resume"]
+    assert [one.state.value for one in found] == [state]
 
 
 def test_roles_that_fit_only_one_by_one_are_unknown(tmp_path: Path) -> None:

@@ -211,6 +211,26 @@ def test_hyperpod_resumes_jobs_in_its_namespaces_only(change: Change) -> None:
         found = validate.check(change("gpu-hyperpod", TEAM_NAMESPACE=team), Snapshot(whole(), {}))
         (finding,) = [one for one in found if one.name == "auto-resume"]
         assert finding.state is level, team
+    objects = whole()
+    objects["nodes"][0]["status"]["nodeInfo"] = {"kubeletVersion": "v1.35.4-eks-1"}
+    take(
+        objects,
+        "deployments.apps",
+        0,
+        "spec",
+        "template",
+        "spec",
+        "containers",
+        0,
+        "image",
+        value="x/training-operator:v1.9.4",
+    )
+    found = validate.check(change("gpu-hyperpod", TEAM_NAMESPACE="kubeflow"), Snapshot(objects, {}))
+    (finding,) = [one for one in found if one.name == "auto-resume"]
+    assert (finding.state, finding.evidence) == (
+        State.WARN,
+        ["training operator 1.9.4: documented are 1.7.0 to 1.8.1", "kubernetes 1.35: documented are 1.28 to 1.33"],
+    )
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from tools.core import tables, worst
 from tools.facts import compatibility, node_labels
 from tools.kube import Object, name_of
 from tools.kube.images import last_word
+from tools.workload import operator_pods
 
 FSX = "fsx.csi.aws.com"
 CLAIM = QUEUE = "trainyard"
@@ -239,26 +240,39 @@ def auto_resume(spec: Spec, snapshot: Snapshot) -> Finding | None:
     if spec.namespace != "kubeflow" and not spec.namespace.startswith("hyperpod"):
         remedy = "TEAM_NAMESPACE=hyperpod-..., or resume jobs with: yard job retry"
         return warn("auto-resume", f"HyperPod does not resume jobs in {spec.namespace}", remedy)
-    limit = "with --feature hyperpod twice a job; AWS documents it for training operator 1.7.0 to 1.8.1"
-    return good("auto-resume", f"HyperPod resumes jobs in {spec.namespace}", limit)
+    seen = {
+        "training operator": [operator_pods.release(image for one in snapshot.of(DEPLOYMENTS) for image in images(one))]
+    }
+    outside = compatibility.outside_hyperpod("auto-resume", seen)
+    outside += compatibility.outside_hyperpod("service", {"kubernetes": _minors(snapshot)})
+    if outside:
+        remedy = "use documented versions, or resume jobs with: yard job retry"
+        return warn("auto-resume", "AWS documents it for other versions", remedy, *outside)
+    return good("auto-resume", f"HyperPod resumes jobs in {spec.namespace}", "with --feature hyperpod twice a job")
 
 
 def hyperpod_operator(spec: Spec, snapshot: Snapshot) -> Finding | None:
     """Compare Kubernetes and Kueue with the versions for which AWS documents the HyperPod training operator."""
     if snapshot.find(CRD, HYPERPOD_JOBS) is None:
         return None
-    kubelets = [((one.get("status") or {}).get("nodeInfo") or {}).get("kubeletVersion") for one in snapshot.of("nodes")]
     tags = [last_word(image) for one in snapshot.of(DEPLOYMENTS) for image in images(one)]
     running = {
-        "kubernetes": {compatibility.series(str(one).removeprefix("v").partition("-")[0]) for one in kubelets if one},
+        "kubernetes": _minors(snapshot),
         "kueue": {tag.removeprefix("v") for name, tag in tags if name == "kueue" and tag},
     }
-    outside = compatibility.outside_hyperpod(running)
-    torch = "torch " + " to ".join(compatibility.HYPERPOD_OPERATOR["torch"]) + " in the job's image"
+    outside = compatibility.outside_hyperpod("own operator", running)
+    torch = "torch " + " to ".join(compatibility.HYPERPOD["own operator"]["torch"]) + " in the job's image"
     if outside:
         remedy = f"submit PyTorchJobs (no feature hyperpod-job), or use documented versions, also {torch}"
         return warn("hyperpod operator", "AWS documents it for other versions", remedy, *outside)
     return good("hyperpod operator", "Kubernetes and Kueue are versions for which AWS documents it", f"also {torch}")
+
+
+def _minors(snapshot: Snapshot) -> set[str]:
+    """Return the versions of Kubernetes that the nodes run, as 1.33."""
+    infos = [(one.get("status") or {}).get("nodeInfo") or {} for one in snapshot.of("nodes")]
+    texts = [str(one.get("kubeletVersion") or "").removeprefix("v").partition("-")[0] for one in infos]
+    return {compatibility.series(text) for text in texts if text}
 
 
 def bucket(spec: Spec, snapshot: Snapshot) -> Finding | None:

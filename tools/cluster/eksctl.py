@@ -46,8 +46,11 @@ def document(spec: Spec, addons: Mapping[str, str] | None = None) -> Document:
     For an adopted cluster it has only what can be added: access entries and one add-on.
     Raises UserError for a fact that is missing or cannot work.
     """
-    versions = addons if addons is not None else ADDONS.get(spec.version)
-    if versions is None:
+    versions = addons if addons is not None else ADDONS.get(spec.version) or {}
+    names = (
+        ("eks-pod-identity-agent",) if spec.adopted else ADDON_NAMES
+    )  # the owner of an adopted cluster manages all others
+    if not set(names) <= set(versions):
         hint = f"yard cluster config {spec.title} --verify reads them from EKS; known: {', '.join(ADDONS)}"
         message = f"{spec.at('KUBERNETES_VERSION')}: no add-on versions are known for Kubernetes {spec.version}"
         raise UserError(message, hint)
@@ -62,13 +65,9 @@ def document(spec: Spec, addons: Mapping[str, str] | None = None) -> Document:
             "tags": marks(spec.region, spec),
         },
         "accessConfig": _access(spec),
-        "addons": [
-            {"name": name, "version": versions[name], **DEFAULTS["addons"].get(name, {})} for name in ADDON_NAMES
-        ],
+        "addons": [{"name": name, "version": versions[name], **DEFAULTS["addons"].get(name, {})} for name in names],
     }
     if spec.adopted:
-        # The owner of the cluster manages all other add-ons.
-        result["addons"] = [one for one in result["addons"] if one["name"] == "eks-pod-identity-agent"]
         return result
     cells.check(spec)
     result["vpc"] = _vpc(spec)

@@ -45,6 +45,10 @@ def check(cluster: Spec, manifests: Manifests) -> list[Verdict]:
             found.append(_named(cluster, "QUEUES", job.queue, f"the queue {job.queue}", "base/plugins/kueue/queue"))
         if job.kind == "HyperPodPyTorchJob":
             found.append(_hyperpod(cluster, job))
+    kubernetes = {"kubernetes": [cluster.get("KUBERNETES_VERSION") or ""]}
+    if cluster.get("HYPERPOD_CLUSTER_NAME") and (outside := compatibility.outside_hyperpod("service", kubernetes)):
+        summary = "AWS documents HyperPod for other versions of Kubernetes"
+        found.append(_verdict(State.WARN, summary, None, *outside, _at(cluster, "KUBERNETES_VERSION")))
     return list({one.summary: one for one in found}.values())
 
 
@@ -80,7 +84,8 @@ def _hyperpod(cluster: Spec, job: Workload) -> Verdict:
         "kueue": set(tags),
         "torch": set(images.values()),
     }
-    outside = compatibility.outside_hyperpod({name: [one for one in texts if one] for name, texts in running.items()})
+    known = {name: [one for one in texts if one] for name, texts in running.items()}
+    outside = compatibility.outside_hyperpod("own operator", known)
     seen = [_at(cluster, "KUBERNETES_VERSION"), *(f"{KUEUE}: Kueue {tag}" for tag in tags)]
     seen += [f"{image}: torch {found or 'unknown'}" for image, found in images.items()]
     if outside:
@@ -89,7 +94,7 @@ def _hyperpod(cluster: Spec, job: Workload) -> Verdict:
         return _verdict(State.WARN, summary, remedy, *outside, *seen)
     if unknown := [name for name, texts in running.items() if None in texts]:
         summary = f"whether AWS documents HyperPod's training operator for this {' and '.join(unknown)} is unknown"
-        oldest, newest = compatibility.HYPERPOD_OPERATOR[unknown[-1]]
+        oldest, newest = compatibility.HYPERPOD["own operator"][unknown[-1]]
         remedy = f"compare {unknown[-1]} yourself: {oldest} to {newest} are documented"
         return _verdict(State.CANNOT_TELL, summary, remedy, *seen)
     return _verdict(State.PASS, "AWS documents HyperPod's training operator for these versions", None, *seen)

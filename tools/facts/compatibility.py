@@ -84,7 +84,7 @@ TORCH_PINS: Mapping[str, Mapping[str, str]] = _FACTS["torch_pins"]
 TORCH_AT_LEAST: Mapping[str, Mapping[str, str]] = _FACTS["torch_at_least"]
 TRITON: Mapping[str, SpecifierSet] = {name: SpecifierSet(one) for name, one in _FACTS["triton"].items()}
 ADVISORIES: Mapping[str, Mapping[str, str]] = _FACTS["advisories"]  # of torch, by their name
-HYPERPOD_OPERATOR: Mapping[str, list[str]] = _FACTS["hyperpod_operator"]
+HYPERPOD: Mapping[str, Mapping[str, list[str]]] = _FACTS["hyperpod"]
 DEEPSPEED: Mapping[str, str] = _FACTS["deepspeed"]
 
 
@@ -96,13 +96,13 @@ def version(text: str) -> Version | None:
         return None
 
 
-def outside_hyperpod(running: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return, a line each, the running versions for which AWS does not document the HyperPod training operator."""
+def outside_hyperpod(part: str, running: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return, a line each, the running versions for which AWS does not document a part of HyperPod."""
     return [
         f"{name} {text}: documented are {oldest} to {newest}"
         for name, texts in running.items()
         for text in sorted(texts)
-        for oldest, newest in [HYPERPOD_OPERATOR[name]]
+        for oldest, newest in [HYPERPOD[part][name]]
         if (number := version(text)) and not Version(oldest) <= number <= Version(newest)
     ]
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tools.core.nested import mappings
-from tools.core.verdict import Verdict, bad, good, unclear
+from tools.core.verdict import Verdict, bad, doubtful, good, unclear
+from tools.facts.compatibility import outside_hyperpod
 from tools.kube.json_patch import value_at
 from tools.kube.manifests import Object
 from tools.preflight.rule import Place, rule
@@ -184,6 +185,8 @@ def auto_resume(subject: Subject, job: Job) -> Iterator[Verdict]:
         yield good(place, "the conditions are met in the namespace kubeflow, or one that begins with hyperpod")
     elif namespace != "kubeflow" and not namespace.startswith("hyperpod"):
         yield bad(place, f"HyperPod does not watch namespace {namespace}", "namespace: kubeflow")
+    elif outside := outside_hyperpod("auto-resume", {"training operator": [subject.operator]}):
+        yield doubtful(place, f"AWS does not document auto-resume for {outside[0]}", "yard job retry")
     else:
         yield good(place, "the conditions of auto-resume are met")
 
