@@ -21,10 +21,10 @@ from typing_extensions import TypedDict  # pydantic cannot check typing's before
 
 from training.checkpoint import dcp
 from training.checkpoint.attempt import point_latest
-from training.checkpoint.errors import CheckpointError, UnreachableError, naming
+from training.checkpoint.errors import CheckpointError, UnreachableError, UnusableError, naming
 from training.checkpoint.header import Entry, read_header
 from training.checkpoint.keep import DEFAULT, Rules, superseded
-from training.checkpoint.layout import LATEST, MANIFEST, Outline, Tensor, step_name
+from training.checkpoint.layout import LATEST, MANIFEST, Outline, Tensor, step_name, step_of
 from training.checkpoint.tier import Directory, Tier
 from training.run import signing
 from training.run.directory import RunDir, read_json
@@ -34,19 +34,20 @@ Result = dict[str, Any]
 
 
 class Listing(TypedDict):
-    """The answer of `list` and `verify`: every step with its figures, or its `problem`."""
+    """The answer of `list` and `verify`: every step with its figures, or its `problem`; why `others` are not steps."""
 
     run: str
     checkpoints: list[Row]
-    refused: list[str]
+    others: dict[str, str]
 
 
 class Row(TypedDict, total=False):
-    """One step; without figures if its manifest cannot be read."""
+    """One step; without figures if its manifest cannot be read. `unread` is a problem of this process only."""
 
     step: Required[int]
     directory: Required[str]
     problem: Required[str | None]
+    unread: bool
     ranks: int
     tokens: int | None
     file_count: int
@@ -100,7 +101,7 @@ class Copied(TypedDict):
 def listed(tier: Tier) -> Listing:
     """Every committed step, ascending, with what is known without hashing; and the refused steps."""
     steps = _each(tier, lambda step: _about(tier, step), _steps(tier))
-    return {"run": tier.place, "checkpoints": steps, "refused": tier.refused()}
+    return {"run": tier.place, "checkpoints": steps, "others": tier.others()}
 
 
 def _each(tier: Tier, work: Callable[[int], Row], steps: list[int]) -> list[Row]:
@@ -135,6 +136,7 @@ def _own_rules(tier: Tier) -> dict[str, float]:
         return {}
 
 
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # of torch.save
 # Keys of the section checkpoint, by the rule that each one sets.
 _KEYS = {"last": "keep", "every": "keep_every", "best": "keep_best", "bad_days": "keep_bad_days"}
 
@@ -173,8 +175,18 @@ def tier_at(where: str | Path) -> Tier:
         from training.checkpoint.s3 import Bucket  # not needed for a directory
 
         return Bucket(str(where))
+    if step_of(Path(where).name) is not None:
+        raise MissingError(f"{where}: is one step of a run; name the run, with --step")
     path = RunDir(where).checkpoints
-    return Directory(Path(where) if Path(where).name == path.name and not path.exists() else path)
+    path = Path(where) if Path(where).name == path.name and not path.exists() else path
+    try:
+        os.scandir(path).close()
+    except OSError as error:
+        lost = isinstance(error, FileNotFoundError)
+        if os.path.islink(path) or not lost:
+            reason = "a link to nothing" if lost else os.strerror(error.errno or 0)
+            raise UnusableError(f"{path}: {reason}") from error
+    return Directory(path)
 
 
 def copied(tier: Tier, to: Tier, step: int | None) -> Copied:
@@ -190,15 +202,22 @@ def copied(tier: Tier, to: Tier, step: int | None) -> Copied:
 def published(directory: Path) -> Result | None:
     """The tensors of weights that another trainer wrote: safetensors or DCP; None for a directory without."""
     if (directory / dcp.METADATA).exists():
-        tensors = {name: _kind(tensor) for name, tensor in dcp.read_index(directory).items()}
-        return {"directory": str(directory), "kind": "DCP", "tensors": tensors}
+        index = dcp.read_index(directory)
+        return {"directory": str(directory), "kind": "DCP", "tensors": {name: _kind(index[name]) for name in index}}
     files = sorted(directory.glob("*.safetensors"))
-    if (directory / MANIFEST).exists() or not files:
+    if (directory / MANIFEST).exists():
         return None
-    tensors = {}
+    if not files:
+        pickled = next((path.name for path in sorted(directory.iterdir()) if path.suffix in _PICKLES), None)
+        if pickled is not None:
+            raise CheckpointError(f"{directory}: {pickled} is a pickle, which is not read; save safetensors instead")
+        return None
+    tensors: dict[str, TensorKind] = {}
     for path in files:
         with naming(path), open_regular(path, follow=True) as file:
             entries = read_header(path, file)
+        if twice := sorted(tensors.keys() & entries.keys()):
+            raise CheckpointError(f"{directory}: {path.name} has {twice[0][:80]}, which another file has too")
         tensors |= {name: _kind(entry) for name, entry in entries.items()}
     return {"directory": str(directory), "kind": "safetensors", "tensors": tensors}
 
@@ -238,9 +257,9 @@ def verified(tier: Tier, step: int | None) -> Listing:
                 tier.check_contents(found.manifest())
                 about["signed_by"] = found.signer(keys) if (keys := signing.keys()) else None
             except CheckpointError as error:
-                about["problem"] = str(error)
+                _with(about, error)
         checked.append(about)
-    return {"run": tier.place, "checkpoints": checked, "refused": []}
+    return {"run": tier.place, "checkpoints": checked, "others": {}}
 
 
 class MissingError(CheckpointError):
@@ -253,6 +272,9 @@ def _steps(tier: Tier) -> list[int]:
     if not steps and (below := tier.runs()):
         names = ", ".join(name[:80] for name in below[:10])
         raise MissingError(f"{tier.place}: has no checkpoint itself, but runs; add one of {names}")
+    found = Path(tier.place).glob("*") if isinstance(tier, Directory) and not steps else ()
+    if any(path.suffix == ".safetensors" or path.name == dcp.METADATA for path in found):
+        raise MissingError(f"{tier.place}: has weights of another trainer; `yard checkpoint show` and `diff` read them")
     return steps
 
 
@@ -271,12 +293,19 @@ def _about(tier: Tier, step: int) -> Row:
     try:
         manifest = tier.sealed(step).outline()
     except CheckpointError as error:
-        return {"step": step, "directory": tier.where(step), "problem": str(error)}
+        return _with({"step": step, "directory": tier.where(step), "problem": None}, error)
     try:
         tier.check_sizes(manifest)
     except CheckpointError as error:
-        return {**_counted(tier, manifest), "problem": str(error)}
+        return _with(_counted(tier, manifest), error)
     return _counted(tier, manifest)
+
+
+def _with(row: Row, error: CheckpointError) -> Row:
+    """A step's row with its problem."""
+    unread = isinstance(error.__cause__, PermissionError) or error.transient or isinstance(error, UnreachableError)
+    row["problem"], row["unread"] = str(error), unread
+    return row
 
 
 def _counted(tier: Tier, manifest: Outline) -> Row:

@@ -26,6 +26,8 @@ from training.checkpoint.layout import (
 
 Log = Callable[[str], None]
 
+REFUSED = "failed verification or was set aside, kept as evidence"
+UNFINISHED = "not finished, because its writer died; the next start of the run removes it"
 _NO_WRITER = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
 _NO_LOCKS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK})
 
@@ -151,6 +153,30 @@ def point_latest(root: Path, step: int, identity: str) -> None:
             os.close(descriptor)
         os.replace(temporary, root / LATEST)
     sync_directory(root)
+
+
+def why_other(entry: os.DirEntry[str]) -> str:
+    """Why a name with a step in it is not a committed step; empty if it is one, or has no step."""
+    if step_of(stem_of(entry.name)) is None or entry.name.endswith(DELETING):
+        return ""
+    if entry.name.endswith(BAD):
+        return REFUSED
+    if not entry.name.endswith(TEMPORARY):
+        real = entry.is_dir(follow_symlinks=False) or step_of(entry.name) is None
+        return "" if real else "a link or a file, which is not read; move the directory itself here"
+    try:
+        descriptor = os.open(Path(entry.path, MANIFEST), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return UNFINISHED
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "being written"
+    except OSError:
+        return "being written, or not finished: there are no file locks here"
+    finally:
+        os.close(descriptor)
+    return UNFINISHED
 
 
 def clean_up(root: Path, log: Log) -> None:

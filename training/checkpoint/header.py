@@ -78,8 +78,13 @@ def read_header(path: Path, file: FileIO, longest: int = LONGEST_HEADER) -> dict
     with naming(path):
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
-        text = file.read(length) if length <= min(longest, size - 8) else b""
+        most = max(0, min(longest, size - 8))
+        text = file.read(length) if length <= most else b""
     try:
+        if size < 8:
+            raise ValueError(f"the file has {size} bytes")
+        if length > most:
+            raise ValueError(f"it has {length:,} bytes, and may have {most:,}")
         check_density(text)
         entries = json.loads(text)
         entries.pop("__metadata__", None)  # free text of the file's writer

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from training.checkpoint.attempt import REFUSED
 from training.checkpoint.disk import exactly, file_digest, file_size, sync_file
 from training.checkpoint.errors import CheckpointError, UnreachableError, UnusableError, naming
 from training.checkpoint.layout import MANIFEST, Manifest, Outline, Sealed, manifest_limit, step_name, step_of
@@ -162,6 +163,9 @@ class Bucket:
     def refused(self) -> list[str]:
         there = {step for step, there in self._manifests(BAD_MANIFEST) if there}
         return [f"{step_name(step)}/{BAD_MANIFEST}" for step in sorted(there)]
+
+    def others(self) -> dict[str, str]:
+        return dict.fromkeys(self.refused(), REFUSED)
 
     def aged(self, days: float) -> list[str]:
         until = time.time() - days * _DAY

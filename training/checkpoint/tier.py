@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from training.checkpoint.attempt import Attempt, discard, quarantine
+from training.checkpoint.attempt import Attempt, discard, quarantine, why_other
 from training.checkpoint.disk import HashedFile, sync_directory
 from training.checkpoint.errors import CheckpointError, naming
 from training.checkpoint.layout import (
@@ -96,6 +96,10 @@ class Tier(Protocol):
         """Names of the steps that failed verification or were set aside."""
         ...
 
+    def others(self) -> dict[str, str]:
+        """Names of steps that are not committed ones, and why."""
+        ...
+
     def aged(self, days: float) -> list[str]:
         """Names of the refused steps that were set aside at least so many days ago."""
         ...
@@ -176,6 +180,13 @@ class Directory:
 
     def refused(self) -> list[str]:
         return [name for name, _ in quarantined(self.path)]
+
+    def others(self) -> dict[str, str]:
+        if not self.path.is_dir():
+            return {}
+        with naming(self.path), os.scandir(self.path) as entries:
+            found = {entry.name: why_other(entry) for entry in entries}
+        return {name: why for name, why in sorted(found.items()) if why}
 
     def aged(self, days: float) -> list[str]:
         until = time.time() - days * _DAY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from io import FileIO
@@ -19,6 +20,10 @@ def open_regular(path: Path, *, follow: bool = False) -> FileIO:
         descriptor = os.open(path, flags)
     except ValueError as error:
         raise OSError(f"the name cannot be a file's: {error}") from None
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink() and not follow:
+            raise OSError("a link, which is not followed") from None
+        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError("not a regular file")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
@@ -18,11 +21,14 @@ from tests.training.weights.bases import LORA, adapted, configuration, pretraine
 from tools import cli
 from tools.cli.checkpoint import diff, export
 from tools.core.errors import UserError
+from training.checkpoint import disk
+from training.checkpoint.attempt import Attempt
 from training.checkpoint.keep import Rules
 from training.checkpoint.layout import committed_steps
 from training.checkpoint.read import open_checkpoint
 from training.checkpoint.store import Store
 from training.checkpoint.write import Snapshot
+from training.run import files
 from training.run.directory import RunDir
 
 
@@ -132,6 +138,84 @@ def test_the_newest_step_after_a_quarantine_is_a_good_one(run: RunDir, capsys: p
     assert cli.invoke(["checkpoint", "quarantine", str(run.path), "--step", "40", "--yes"]) == 0
     assert "no checkpoint is left, so training would start from scratch" in capsys.readouterr().out
     assert not (run.checkpoints / "LATEST").exists()
+
+
+def test_what_is_not_a_step_is_named(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    """A dead writer's attempt, a live one's, a link, a refused step with escape bytes in its name."""
+    step, told = run.checkpoints / "step-00000040", {}
+    (run.checkpoints / "step-00000060.ab.tmp").mkdir()
+    step.rename(run.path / "elsewhere")
+    step.symlink_to(run.path / "elsewhere")
+    (run.checkpoints / "step-00000010.\x1b[2J\n.bad").mkdir()
+    live = Attempt.begin(run.checkpoints, 80)
+    assert cli.invoke(["checkpoint", "list", str(run.path)]) == 0
+    out = capsys.readouterr().out
+    told = {name: why for name, _, why in (line.strip().partition(": ") for line in out.splitlines()[1:])}
+    assert {name.split(".")[0]: why for name, why in told.items()} == {
+        "step-00000010": "failed verification or was set aside, kept as evidence",
+        "step-00000040": "a link or a file, which is not read; move the directory itself here",
+        "step-00000060": "not finished, because its writer died; the next start of the run removes it",
+        "step-00000080": "being written",
+    }
+    assert "\x1b" not in out
+    live.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["list", "LINK"], 2, "link/checkpoints: a link to nothing"),
+        (["list", "FILE"], 2, "file/checkpoints: Not a directory"),
+        (["list", "FILE/checkpoints"], 2, "is a file, not the directory of a run"),
+        (["list", "RUN/checkpoints/step-00000020"], 2, "is one step of a run; name the run, with --step"),
+        (["list", "TWICE"], 2, "has weights of another trainer"),
+        (["show", "TWICE"], 1, "b.safetensors has x, which another file has too"),
+        (["show", "PICKLE"], 1, "model.bin is a pickle, which is not read"),
+        (["show", "HUGE"], 1, "damaged safetensors header: it has 1,152,921,504,606,846,976 bytes, and may have 2"),
+        (["copy", "RUN", "--to", ""], 2, "--to is empty"),
+        (["copy", "RUN", "--to", "RUN/checkpoints/step-00000020"], 2, "is one step of a run"),
+        (["copy", "RUN", "--to", "FILE/checkpoints/x"], 2, "Not a directory"),
+        (["diff", "RUN", "PICKLE"], 2, "model.bin is a pickle"),
+        (["diff", "RUN@9", "RUN"], 2, "has no step 9; steps: 20, 40"),
+        (["diff", "RUN", "s3://x"], 2, "'s3://x' is not a prefix in a bucket"),
+        (["diff", "LINK", "RUN"], 2, "a link to nothing"),
+    ],
+)
+def test_a_wrong_place_is_one_error_without_torch(
+    words: list[str], code: int, told: str, run: RunDir, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(diff, "answer", pytest.fail)
+    places = {name: run.path.parent / name.lower() for name in ("LINK", "FILE", "TWICE", "PICKLE", "HUGE")}
+    for place in places.values():
+        place.mkdir()
+    (places["LINK"] / "checkpoints").symlink_to("nothing")
+    (places["FILE"] / "checkpoints").write_text("")
+    (places["PICKLE"] / "model.bin").write_bytes(b"")
+    (places["HUGE"] / "model.safetensors").write_bytes((1 << 60).to_bytes(8, "little") + b"{}")
+    for name in "ab":
+        save_file({"x": torch.ones(1)}, places["TWICE"] / f"{name}.safetensors")
+    given = [re.sub("^[A-Z]{3,6}", lambda found: str({**places, "RUN": run.path}[found[0]]), word) for word in words]
+    assert cli.invoke(["checkpoint", *given]) == code
+    assert told in capsys.readouterr().err
+
+
+def test_a_step_that_cannot_be_read_here_is_not_called_damaged(
+    run: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **given: Any) -> Any:
+        if path.parent.name == "step-00000040":
+            raise PermissionError(errno.EACCES, "no", str(path))
+        return files.open_regular(path, **given)
+
+    monkeypatch.setattr(disk, "open_regular", refuse)
+    assert cli.invoke(["checkpoint", "verify", str(run.path)]) == 3
+    assert "CANNOT TELL: 1 checkpoint of 2 cannot be read here" in capsys.readouterr().out
+    monkeypatch.undo()
+    for step in (20, 40):
+        (run.checkpoints / f"step-{step:08d}" / "MANIFEST.json").write_bytes(b"")
+    assert cli.invoke(["checkpoint", "verify", str(run.path)]) == 1
+    assert "fix: none of them loads" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("here")

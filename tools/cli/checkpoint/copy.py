@@ -9,6 +9,8 @@ from training.checkpoints import Copied
 
 @place
 def command(place: Place, to: str, step: int | None, as_json: bool) -> None:
+    if not to:
+        raise UserError("--to is empty", "name a run directory, or s3://bucket/prefix/run")
     if place.job is not None and not is_bucket(to):
         raise UserError("with --job, --to is a bucket: s3://bucket/prefix/run", "yard job cp copies to this machine")
     target = to if is_bucket(to) else str(Path(to).expanduser().absolute())

@@ -7,8 +7,9 @@ from tools.cli._runs import run_directory
 from tools.cli.checkpoint._place import is_bucket
 from tools.core import UserError, output
 from tools.core.own_module import answer
-from training.checkpoint.layout import committed_steps, step_name
-from training.run.directory import RunDir
+from training import checkpoints
+from training.checkpoint.errors import CheckpointError
+from training.checkpoint.layout import MANIFEST
 
 
 def command(a: str, b: str, most: int, as_json: bool) -> int:
@@ -34,20 +35,19 @@ def command(a: str, b: str, most: int, as_json: bool) -> int:
 
 def _directory(text: str) -> str | Path:
     """Return the directory that RUN, RUN@STEP or a path means, or the address of a bucket."""
-    if is_bucket(text):
-        if "@" in text and not text.partition("@")[2].isdecimal():
-            raise UserError(f"{text}: what follows @ is not a step")
-        return text
-    name, _, step = text.rpartition("@") if "@" in text and not Path(text).exists() else (text, "", "")
+    name, at, step = text.rpartition("@") if "@" in text and not Path(text).exists() else (text, "", "")
     path = Path(name).expanduser()
-    if path.is_dir() and not step and not (path / "checkpoints").is_dir():
-        return path.absolute()
-    there = RunDir(run_directory(name)).checkpoints
-    steps = committed_steps(there)
-    if not steps or (step and step not in map(str, steps)):
-        told = f"steps: {', '.join(map(str, steps[-10:]))}" if steps else "it has no checkpoint yet"
-        raise UserError(f"{text}: no such checkpoint", told)
-    return there / step_name(int(step) if step else steps[-1])
+    if at and not step.isdecimal():
+        raise UserError(f"{text}: what follows @ is not a step")
+    try:
+        if is_bucket(text):
+            checkpoints.answer("show", name, int(step) if at else None)
+            return text
+        if path.is_dir() and not at and ((path / MANIFEST).exists() or checkpoints.published(path) is not None):
+            return path.absolute()
+        return str(checkpoints.answer("show", run_directory(name), int(step) if at else None)["directory"])
+    except CheckpointError as problem:  # code 1 is for differences
+        raise UserError(str(problem), code=max(2, checkpoints.code_of(problem))) from None
 
 
 def _change(row: dict[str, Any]) -> tuple[str, str]:

@@ -14,5 +14,5 @@ def command(place: Place, as_json: bool) -> None:
     if not found["checkpoints"]:
         output.line(f"{found['run']}: no committed checkpoint yet")
     output.table((f"step {each['step']}", each["problem"] or size(each)) for each in found["checkpoints"])
-    for name in found["refused"]:
-        output.line(f"  {name}: failed verification or was set aside, kept as evidence")
+    for name, why in found["others"].items():
+        output.line(f"  {name}: {why}")
