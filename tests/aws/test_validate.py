@@ -93,8 +93,15 @@ FAULTS: list[tuple[str, tuple[Any, ...], Any, State, str]] = [
         State.WARN,
         "nothing shows that a controller of trainer, jobset, volcano",
     ),
-    ("device plugins", ("pods", 0, "status", "containerStatuses", 0, "state"), CONFIG_ERROR, State.FAIL, "1 of 1 pods"),
-    ("device plugins", ("pods", 0, "status"), {"phase": "Pending"}, State.FAIL, "1 of 1 pods"),
+    (
+        "device plugins",
+        ("pods", 0, "status", "containerStatuses", 0, "state"),
+        CONFIG_ERROR,
+        State.FAIL,
+        "not all pods",
+    ),
+    ("device plugins", ("pods", 0, "status"), {"phase": "Pending"}, State.FAIL, "not all pods"),
+    ("device plugins", ("daemonsets.apps", 0, "status"), {"desiredNumberScheduled": 2}, State.FAIL, "not all pods"),
     ("queue", ("localqueues.kueue.x-k8s.io",), [], State.FAIL, "no LocalQueue"),
     ("queue", ("clusterqueues.kueue.x-k8s.io", 0, "status"), {}, State.FAIL, "admits no job"),
     ("queue", ("clusterqueues.kueue.x-k8s.io", 0, "spec", "stopPolicy"), "Hold", State.FAIL, "admits no job"),
@@ -145,6 +152,10 @@ def test_a_device_plugin_and_a_full_node_are_told_with_what_to_do() -> None:
         "kube-system/nvidia-device-plugin-a on a: CreateContainerConfigError: container has runAsNonRoot"
     )
     assert found["pods"].evidence == ["a: 2 of 4, wanted 5"]
+    full = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available: 2 Too many pods."}
+    objects["pods"][0]["status"] = {"phase": "Pending", "conditions": [full]}
+    (line,) = findings(objects)["device plugins"].evidence
+    assert line.endswith(": Pending: 0/2 nodes are available: 2 Too many pods.")
     assert found["pods"].remedy == "yard cluster network gpu --prefix-delegation on; then replace the nodes"
 
 

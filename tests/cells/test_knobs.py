@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.house import printed
+from tests.workload.beds import bed
 from tools.cells import knobs, kustomize, locate, trainer_config
 from tools.cells.knobs import Knobs
 from tools.cli import invoke
@@ -268,6 +269,20 @@ def test_a_knob_that_does_not_fit_is_one_error(cell: str, values: Object, messag
         knobs.applied(locate.rendered(cell), Knobs(**values))
     assert message in error.value.message
     assert hint in (error.value.hint or "")
+
+
+SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "others"}, "spec": {"clusterIP": "None"}}
+
+
+@pytest.mark.parametrize("kind", ["Job", "JobSet", "TrainJob"])
+def test_the_queue_of_kueue_is_for_each_kind_that_it_takes(kind: str) -> None:
+    made = knobs.applied(Manifests("job.yaml", [*bed(kind), SERVICE]), Knobs(features=("kueue",)))
+    assert kinds.job_of(made).queue == "trainyard"
+
+
+def test_a_feature_without_effect_is_an_error_with_any_number_of_objects() -> None:
+    with pytest.raises(UserError, match="--feature kueue changes nothing here"):
+        knobs.applied(Manifests("job.yaml", [*bed("Volcano"), SERVICE]), Knobs(features=("kueue",)))
 
 
 @pytest.mark.parametrize(

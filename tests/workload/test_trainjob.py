@@ -82,6 +82,18 @@ def test_trainer_injects_nothing_without_spec_trainer() -> None:
     assert (verdict.state, str(verdict.remedy).partition(":")[0]) == (State.FAIL, "add spec.trainer")
 
 
+@pytest.mark.parametrize(("nodes", "state"), [(1, State.PASS), (2, State.FAIL)])
+def test_a_runtime_without_trainers_label_gets_one_pod(nodes: int, state: State) -> None:
+    job, runtime = bed("TrainJob")
+    job["spec"]["trainer"] = {"numNodes": nodes}
+    (_, own) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    del own["template"]["metadata"]
+    runtime["spec"]["template"]["spec"]["replicatedJobs"] = [own]
+    verdict = wiring.analyse(of([job, runtime])).verdict
+    assert verdict.state is state
+    assert state is State.PASS or "Trainer makes one pod instead of 2" in verdict.summary
+
+
 def test_trainer_refuses_its_own_variables() -> None:
     job, runtime = bed("TrainJob")
     job["spec"]["trainer"]["env"] = [{"name": "PET_NNODES", "value": "3"}]

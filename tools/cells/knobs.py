@@ -302,7 +302,7 @@ def _with_features(manifests: Manifests, names: Sequence[str]) -> Manifests:
             raise UserError(f"--feature {name} cannot be added {place}", hint) from None
         added.append(name)
         result = kustomize.in_order(parse(text, manifests.source))
-        if result.objects == manifests.objects:
+        if all(one in manifests.objects for one in result.objects):  # kustomize may order them
             kind = kinds.job_of(manifests).kind
             raise UserError(f"--feature {name} changes nothing here: it is not for this {kind}")
         manifests = result

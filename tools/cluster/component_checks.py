@@ -3,6 +3,7 @@
 A check that does not apply to the cluster returns None.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -147,18 +148,28 @@ def _volcano(snapshot: Snapshot) -> Iterator[Finding]:
 
 def device_plugins(spec: Spec, snapshot: Snapshot) -> Finding | None:
     """Check that the pods of DaemonSets that serve devices to the kubelet run."""
-    plugins = {(one["metadata"].get("namespace"), name_of(one)) for one in snapshot.of(DAEMONS) if _serves_devices(one)}
-    pods = [
-        pod
+    plugins = {_place(one): one for one in snapshot.of(DAEMONS) if _serves_devices(one)}
+    owned = [
+        (pod, (pod["metadata"].get("namespace"), owner.get("name")))
         for pod in snapshot.of("pods")
         for owner in pod["metadata"].get("ownerReferences") or []
-        if owner.get("kind") == "DaemonSet" and (pod["metadata"].get("namespace"), owner.get("name")) in plugins
+        if owner.get("kind") == "DaemonSet"
     ]
-    ill = [line for pod in pods for line in _not_started(pod)]
+    owned = [(pod, owner) for pod, owner in owned if owner in plugins]
+    ill, counts = [line for pod, _ in owned for line in _not_started(pod)], Counter(owner for _, owner in owned)
+    for place, one in plugins.items():
+        wanted = (one.get("status") or {}).get("desiredNumberScheduled") or 0
+        if counts[place] < wanted:
+            where = f"{place[0]}/{place[1]}: {counts[place]} of {wanted} pods exist"
+            ill.append(f"{where}; kubectl describe daemonset names the reason")
     if ill:
         remedy = "kubectl describe pod; a node without its device plugin offers no devices"
-        return bad("device plugins", f"{len(ill)} of {len(pods)} pods do not run", remedy, *ill)
-    return good("device plugins", f"{len(pods)} pods of {len(plugins)} DaemonSets run") if pods else None
+        return bad("device plugins", f"not all pods of {len(plugins)} DaemonSets run", remedy, *ill)
+    return good("device plugins", f"{len(owned)} pods of {len(plugins)} DaemonSets run") if owned else None
+
+
+def _place(item: Object) -> tuple[Any, str]:
+    return item["metadata"].get("namespace"), name_of(item)
 
 
 def _serves_devices(daemon: Object) -> bool:
@@ -179,7 +190,9 @@ def _not_started(pod: Object) -> list[str]:
         if one.get("reason") not in ("ContainerCreating", "PodInitializing")
     ]
     if not reasons and status.get("phase") in ("Pending", "Failed", "Unknown") and not waits:
-        reasons = [f"{status['phase']}: {status.get('reason') or status.get('message') or 'no reason given'}"]
+        unscheduled = (one.get("message") for one in status.get("conditions") or [] if one.get("status") == "False")
+        found = [status.get("reason"), status.get("message"), *unscheduled, "no reason given"]
+        reasons = [f"{status['phase']}: {next(filter(None, found))}"]
     where = f"{metadata.get('namespace')}/{metadata['name']} on {(pod.get('spec') or {}).get('nodeName') or 'no node'}"
     return [f"{where}: {reason}" for reason in reasons[:1]]
 

@@ -14,7 +14,7 @@ from tools.kube.manifests import Object, name_of
 from tools.kube.quantity import quantity
 from tools.kube.shapes import RUNTIME, misshapes
 from tools.workload.jobset import JobSet
-from tools.workload.pod import Pod, PodsUnknown, main_container
+from tools.workload.pod import ControllerFault, Pod, PodsUnknown, main_container
 from tools.workload.workload import JobState, RetryLimit, Role, Workload, number
 
 GROUP = "trainer.kubeflow.org"
@@ -103,7 +103,7 @@ class TrainJob(Workload):
         """Return a replicated Job: of the trainer one Job with a pod for each node."""
         if not _is_trainer(one):
             return one
-        count = self._trainer.get("numNodes") or self._policy.get("numNodes") or 1
+        count = self._count
         template = one["template"]["spec"]["template"]
         containers = [self._overridden(container) for container in template["spec"]["containers"]]
         made = {**template, "spec": {**template["spec"], "containers": containers}}
@@ -128,6 +128,11 @@ class TrainJob(Workload):
     @property
     def _trainer(self) -> Object:
         return self.section("trainer")
+
+    @property
+    def _count(self) -> int:
+        """Return the number of nodes that the job wants."""
+        return int(self._trainer.get("numNodes") or self._policy.get("numNodes") or 1)
 
     @property
     def _policy(self) -> Object:
@@ -196,6 +201,9 @@ class TrainJob(Workload):
         if policy:
             raise PodsUnknown(f"{self._wanted} has the policy {policy}, which is not modelled")
         training = {role.name.lower() for role in self.roles if role.trains}
+        if not training and self._count > 1:
+            label = f"no replicated Job of {self._wanted} has the label {ANCESTOR}: {TRAINER}"
+            raise ControllerFault(f"{label}: Trainer makes one pod instead of {self._count}, without a rendezvous")
         return [self._with_ranks(pod) if pod.role in training else pod for pod in self._jobset.pods()]
 
     @property
