@@ -15,19 +15,14 @@ UNKNOWN_INTERVAL_S = 3600.0
 RECOMPUTE = ("none", "selective", "full")
 
 
-def front(run: Run, machines: Iterable[tuple[Instance, Room]], budget: float | None, hours: float | None) -> list[Plan]:
+def front(run: Run, machines: Iterable[tuple[Instance, Room]]) -> list[Plan]:
     """Return the plans that no other beats in both time and cost, the fastest first.
 
-    A plan costs what it costs on demand, else in its cheapest known offer. `budget` is in USD, `hours` is the deadline.
+    A plan costs what it costs on demand, else in its cheapest known offer.
     """
-    plans = (saving(plan) for plan in _fastest(run, machines))
-    found = [
-        plan for plan in plans
-        if plan.cheapest is not None and (budget is None or plan.cheapest <= budget)
-        and (hours is None or _hours(plan) <= hours)
-    ]  # fmt: skip
+    plans = [plan for plan in map(saving, _fastest(run, machines)) if plan.cheapest is not None]
     best: list[Plan] = []
-    for plan in sorted(found, key=lambda plan: (_hours(plan), plan.cheapest or 0.0)):
+    for plan in sorted(plans, key=lambda plan: (expected(plan), plan.cheapest or 0.0)):
         if not best or (plan.cheapest or 0.0) < (best[-1].cheapest or 0.0):
             best.append(plan)
     return best
@@ -57,5 +52,6 @@ def saving(plan: Plan) -> Plan:
     return Plan(replace(plan.run, save_every=min(max(1, every), plan.run.steps)))
 
 
-def _hours(plan: Plan) -> float:
+def expected(plan: Plan) -> float:
+    """Return the hours to the last step."""
     return plan.hours[0] if plan.hours else float("inf")

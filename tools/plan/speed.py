@@ -57,6 +57,8 @@ def used(layout: Layout, machine: Machine) -> set[str]:
     names = {f"matmul {card}", *([] if layout.attention == "eager" else [_kernel(layout, machine)])}
     if layout.precision.startswith("fp8") or (layout.precision == "fp32" and not layout.on_cpu):
         names.add(layout.precision)
+    if layout.precision.startswith("fp8") and machine.card.peak_fp8 is None:
+        names.add(f"float8 on {machine.card.name}, which has no unit for it")
     if layout.offload or layout.recompute == "offload":
         names.add("offload")
     if layout.tensor > 1:
@@ -252,39 +254,71 @@ class _Clock:
         bus = f"{self._bandwidth / 1e12:.3g} TB/s"
         rate = (f"matmul {self.machine.card.efficiency}", "matmul reads", "bandwidth")
         fp8 = (layout.precision,) if layout.precision.startswith("fp8") else ()
-        ways = f"({'1 + 1' if layout.trained is not None else '1 + 2'} + {again[0]:g} again)"
+        divided = f" / {layout.model_ranks}" if layout.model_ranks > 1 else ""
+        back = 1 if layout.trained is not None else 2
         if name.endswith(" products"):
-            sizes = [(into, outof, n) for kind, into, outof, n in shape.linears if name == f"{kind} products"]
-            shapes = ", ".join(f"{into}x{outof // layout.tensor}" for into, outof, _ in sizes)
-            times = (2 if layout.trained is not None else 3) + again[0]
-            flop = 2 * times * layout.tokens * layout.accumulation * shape.layers / layout.model_ranks
+            sizes = [(into, outof // layout.tensor, n) for kind, into, outof, n in shape.linears if kind in name]
+            if name == "adapters products":
+                sizes, back, fp8 = [(layout.targets // layout.tensor, layout.rank, 1)], 2, ()
+            flop = 2 * (1 + back + again[0]) * layout.tokens * layout.accumulation * shape.layers / layout.pipeline
             flop *= sum(into * outof * n for into, outof, n in sizes)
-            reached = f": {flop / seconds / 1e12:.3g} TFLOP/s at this shape" if flop else ""
-            text = f"2 x {layout.tokens:,} tokens x [{shapes or 'low rank'}] x {ways} x {shape.layers} layers{reached}"
-            return text + passes, (*rate, *fp8)
-        copies = layout.replicas * layout.context // layout.shard
-        span, network = self.machine.bus(layout, max(layout.shard, copies), layout.tensor)
+            shapes = ", ".join(f"{into}x{outof}{f' x {n}' if n > 1 else ''}" for into, outof, n in sizes)
+            reached = f"{flop / seconds / 1e12:.3g} TFLOP/s at this shape" if seconds else ""
+            times = f"(1 + {back} + {again[0]:g} again) x {shape.layers // layout.pipeline} layers"
+            return f"2 x {layout.tokens:,} tokens x [{shapes}] x {times}: {reached}{passes}", (*rate, *fp8)
+        head = f"{shape.hidden}x{shape.vocab // layout.tensor}"
+        moved = f"{seconds * self._bandwidth / 1e9:,.0f} GB"
+        ways = 10 if layout.recompute == "full" else 8
         rows: dict[str, tuple[str, tuple[str, ...]]] = {
-            "output head": (f"2 x {layout.predicted:,} tokens x {shape.hidden}x{shape.vocab} x {ways}{passes}", rate),
+            "output head": (f"2 x {layout.predicted:,} tokens x {head} x (1 + {back}){passes}", rate),
             "attention": (
-                f"4 x {layout.tokens:,} tokens x {layout.length:,} x {shape.queries} x (1 + 2.5 + {again[1]:g} again)"
-                f"{', half of it' if shape.causal else ''}: {layout.attention}{passes}",
-                rate if layout.attention == "eager" else (_kernel(layout, self.machine), "short rows"),
+                f"4 x {layout.tokens:,} tokens x {self._keys():,.0f} keys x {shape.queries} x (1 + 2.5 + {again[1]:g}"
+                f" again) x {shape.layers} layers{divided}: {layout.attention}{passes}",
+                (_kernel(layout, self.machine), "short rows"),
             ),
             "memory-bound parts": (
-                f"norms, rotation, activation, logits, copies of weights: bytes of {layout.kernels} kernels"
+                f"{moved} of norms, rotation, activation, logits and copies of weights in {layout.kernels} kernels"
                 f" at {bus}{passes}",
                 ("bandwidth", *(("eager",) if layout.kernels == "eager" else ())),
             ),
             "tensor parallelism": (
-                f"activations over {layout.tensor} ranks, exposed{passes}",
+                f"{ways} exchanges of {layout.tokens:,} tokens x {shape.hidden} x {HALF} B x {shape.layers} layers over"
+                f" {layout.tensor} ranks, exposed{passes}",
                 ("async tensor" if layout.async_tensor else "tensor", "latency"),
             ),
-            "context parallelism": (f"keys and values over {layout.context} ranks{passes}", ("contention", "latency")),
-            "optimizer": (f"{OPTIMIZER} B a weight of the rank at {bus}", ("bandwidth",)),
-            "exchange of weights and gradients": (
-                f"what computation does not hide: {network}, {span / 1e9:.3g} GB/s", ("contention", "latency")
+            "context parallelism": (
+                f"keys and values of {layout.tokens * layout.context:,} tokens over {layout.context} ranks, beyond"
+                f" attention{passes}",
+                ("contention", "latency"),
             ),
+            "optimizer": (f"{OPTIMIZER} B a weight of the rank: {moved} at {bus}", ("bandwidth",)),
+            "exchange of weights and gradients": (self._exchanged(), ("contention", "latency")),
             "pipeline bubble": (f"({layout.pipeline} - 1) / {layout.interleave} of a pass", ()),
         }  # fmt: skip
+        if name == "attention" and layout.attention == "eager":
+            square = f"2 products of {layout.length:,}x{layout.length:,} and 3 passes of its scores through memory"
+            text = f"{square}, for each head and sequence, x (1 + 2 + {again[1]:g} again) x {shape.layers} layers"
+            return f"{text}{divided}{passes}", rate
         return rows[name]
+
+    def _keys(self) -> float:
+        """Return the keys that a token attends to, on average of the layers; half of its row under a causal mask."""
+        length, shape = self.layout.length, self.shape
+        seen = [min(one or length, length) for one in shape.windows or [None]]
+        return sum(one / 2 if shape.causal and one == length else one for one in seen) / len(seen)
+
+    def _exchanged(self) -> str:
+        """Return what ranks exchange in a step, in words."""
+        layout, shape = self.layout, self.shape
+        trained = (layout.trained or shape.parameters) / layout.model_ranks
+        copies = layout.replicas * layout.context // layout.shard
+        span, network = self.machine.bus(layout, max(layout.shard, copies), layout.tensor)
+        parts = []
+        if layout.shard > 1:
+            held = f"{shape.parameters / layout.model_ranks / 1e9:.3g} G x {HALF} B"
+            twice = " twice" if layout.gathers > 1 else ""
+            scattered = f"{trained / 1e9:.3g} G x {layout.reduced} B over {layout.shard} ranks"
+            parts.append(f"all-gather of {held}{twice} and reduce-scatter of {scattered}")
+        if copies > 1:
+            parts.append(f"all-reduce of {trained / layout.shard / 1e9:.3g} G x {layout.reduced} B over {copies} ranks")
+        return f"{', '.join(parts)}; the slowest is {network}, {span / 1e9:.3g} GB/s; what computation does not hide"

@@ -85,13 +85,14 @@ def _prices(place: Place) -> Iterator[tuple[str, str]]:
 def _checkpoints(plan: Plan) -> list[tuple[str, str]]:
     mean, best, run = plan.between_failures_s, plan.best_interval_s, plan.run
     stall = f"{plan.stall_s:,.{0 if plan.stall_s >= 1 else 1}f} s of training a save"
-    rows = [("checkpoints", f"{output.size(plan.checkpoint_bytes)} every {run.save_every:,} steps, {stall}")]
+    every = output.count(run.save_every, "step")
+    rows = [("checkpoints", f"{output.size(plan.checkpoint_bytes)} every {every}, {stall}")]
     rows.append(("storage", f"{output.size(plan.stored_bytes)} for {run.kept} kept and one that is being written"))
     rows.append(("interruptions", f"one in {duration(mean / 3600)}" if mean else "unknown for this card"))
     if best and plan.step_s:
-        rows.append(
-            ("best interval", f"{duration(best / 3600)}, {max(1, round(best / plan.step_s)):,} steps (Daly 2006)")
-        )
+        steps = max(1, round(best / plan.step_s))
+        told = output.count(steps, "step") if steps < run.steps else "longer than the run"
+        rows.append(("best interval", f"{duration(best / 3600)}, {told} (Daly 2006)"))
     rows.append(("ETTR", f"{plan.ettr:.1%} of the time trains" if plan.ettr else "unknown"))
     return rows
 
@@ -131,7 +132,9 @@ def duration(hours: float, expected: float | None = None) -> str:
     scale = hours if expected is None else expected
     if scale >= 48:
         return f"{hours / 24:,.1f} days"
-    return f"{hours:,.1f} h" if scale >= 1 else f"{hours * 60:,.1f} min"
+    if scale >= 1:
+        return f"{hours:,.1f} h"
+    return f"{hours * 60:,.1f} min" if scale >= 1 / 60 else f"{hours * 3600:,.2g} s"
 
 
 def dollars(value: float, expected: float | None = None) -> str:

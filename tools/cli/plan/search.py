@@ -1,6 +1,7 @@
 """Search hardware, nodes, sharding, checkpointing and micro batch for a model: time against cost."""
 
 import json
+import math
 import re
 import textwrap
 from pathlib import Path
@@ -17,7 +18,7 @@ from tools.new import model as new_model
 from tools.plan.layout import Machine
 from tools.plan.memory import Room
 from tools.plan.outlook import UNKNOWN_CARD, WHAT_TO_DO, Plan, Run
-from tools.plan.search import front
+from tools.plan.search import expected, front
 from training.config import Config, load_texts
 
 HOURS = {"m": 1 / 60, "h": 1, "d": 24, "w": 168}
@@ -26,13 +27,17 @@ PART = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([mhdw])")
 
 def command(model: str, budget: float | None, deadline: str | None, gpus: str | None, as_json: bool) -> int:
     root = repo.root()
-    found, hours = matrix.read(root), _hours(deadline)
+    found, hours, budget = matrix.read(root), _hours(deadline), math.inf if budget is None else budget
     machines = _machines(gpus, found)
     config = _configuration(root, model, found.models)
     base = Run.of(model, config, 1, Room(1, 0, "GPU"), None)
-    plans = front(base, [(one, room_on(one)) for one in machines], budget, hours)
+    best = front(base, [(one, room_on(one)) for one in machines])
+    plans = [plan for plan in best if (plan.cheapest or 0.0) <= budget and expected(plan) <= hours]
     if as_json:
         output.data([_as_dict(plan, model) for plan in plans])
+    elif best and not plans:
+        output.line("no plan is within the budget and the deadline: the fastest and the cheapest are")
+        output.table([_shown.HEADS, *map(_shown.row, dict.fromkeys((best[0], best[-1])))], indent="", head=True)
     elif not plans:
         output.line("nothing fits: more nodes than 128 are not tried; a machine without a known price is not counted")
     else:
@@ -75,7 +80,8 @@ def _machines(gpus: str | None, found: matrix.Matrix) -> list[Instance]:
         names = [name for name, one in every.items() if word in (name, name.partition(".")[0], _card(one))]
         if not names:
             words = sorted({name.partition(".")[0] for name in known} | {_card(one) for one in known.values()})
-            raise UserError(f"--gpus {word}: not a family, a type or a card of a machine", f"known: {', '.join(words)}")
+            what = f"--gpus {word or repr(word)}: not a family, a type or a card of a machine"
+            raise UserError(what, f"known: {', '.join(words)}")
         if not known.keys() & names:
             raise UserError(f"--gpus {word}: {every[names[0]].accelerator} is {UNKNOWN_CARD}", WHAT_TO_DO)
         chosen |= {name: known[name] for name in names if name in known}
@@ -86,9 +92,9 @@ def _card(machine: Instance) -> str:
     return (machine.accelerator or "").lower()
 
 
-def _hours(deadline: str | None) -> float | None:
+def _hours(deadline: str | None) -> float:
     if deadline is None:
-        return None
+        return math.inf
     parts = PART.findall(deadline)
     hours = sum(float(number) * HOURS[unit] for number, unit in parts)
     if "".join(map("".join, parts)) != deadline or not hours:
