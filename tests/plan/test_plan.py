@@ -112,6 +112,23 @@ def test_a_slow_network_is_exposed() -> None:
     assert tcp["MLP products"] == fast["MLP products"]
 
 
+@pytest.mark.parametrize("change", [{}, {"shard": 8}, {"shard": 16, "tensor": 4}, {"gpus": 8, "shard": 8}])
+def test_the_network_that_is_needed_hides_the_exchange(change: dict[str, int]) -> None:
+    """With less the exchange is exposed, with more it only shares the card."""
+    layout = replace(Layout(8192, 1, gpus=64, shard=64), **change)  # type: ignore[arg-type]
+    needed = speed.network_needed(LLAMA, layout, H100, FITTED)
+    if layout.gpus == 8:
+        assert needed == 0
+        return
+
+    def exchange(network: float) -> float:
+        terms = speed.terms(LLAMA, layout, Machine(CARDS["H100"], network, "EFA"), FITTED)
+        return next(one.seconds for one in terms if one.name == "exchange of weights and gradients")
+
+    assert exchange(0.7 * needed) > 1.5 * exchange(needed)
+    assert exchange(1.4 * needed) > exchange(needed) / 1.6
+
+
 def flop(how: str) -> float:
     """Multiply the numbers of an explanation: `2 x 16,384 tokens x [4096x6144, 4096x4096] x (1 + 2 + 0 again)`."""
     text = re.sub(r"[a-z]{2,}", "", re.split("[:;]", how)[0])

@@ -277,14 +277,19 @@ class Machine:
 
     def bus(self, layout: Layout, ranks: int, stride: int = 1) -> tuple[float, str]:
         """Return the bus bandwidth of a collective of `ranks` that are `stride` apart, and its network."""
-        span = min(ranks * stride, layout.gpus)
         inside = "NVLink" if self.card.link > 100e9 else "PCIe"
         link = self.card.link * _TABLE["link_share"][inside]
-        if span <= layout.per_node:
+        if not self.between_nodes(layout, ranks, stride):
             return link, inside
-        network = self.network * _TABLE["network_share"][self.network_name]
-        rings = max(1, min(stride, layout.per_node))  # groups that share the node's links
-        return min(link, network / rings), self.network_name
+        return min(link, self.network * self.network_share(layout, stride)), self.network_name
+
+    def between_nodes(self, layout: Layout, ranks: int, stride: int) -> bool:
+        """Return whether such a collective leaves a node."""
+        return min(ranks * stride, layout.gpus) > layout.per_node
+
+    def network_share(self, layout: Layout, stride: int) -> float:
+        """Return what such a collective gets of a node's network, which other groups of ranks use too."""
+        return float(_TABLE["network_share"][self.network_name]) / max(1, min(stride, layout.per_node))
 
 
 def nodes_of(layout: Layout) -> int:

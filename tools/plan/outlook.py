@@ -34,6 +34,7 @@ NOT_MODELLED = "the planner has no formula for its time (docs/planning.md)"
 KEYS = (
     "name", "instance", "nodes", "gpus", "memory", "step_s", "unknown", "step", "tokens_per_s", "mfu", "tokens",
     "hours", "usd_per_hour", "usd", "checkpoint", "between_failures_s", "ettr", "network",
+    "network_needed_bytes_per_s",
 )  # fmt: skip
 
 
@@ -194,6 +195,14 @@ class Plan:
         if run.machine is None or self._no_network or not speed.used(run.layout, run.machine) <= FITTED.keys():
             return None
         return speed.seconds(run.shape, run.layout, run.machine, FITTED)
+
+    @property
+    def network_needed(self) -> float | None:
+        """Bytes a second that leave a node from which on the exchange is hidden; None if unknown."""
+        run = self.run
+        if run.machine is None or self.step_s is None:
+            return None
+        return speed.network_needed(run.shape, run.layout, run.machine, FITTED)
 
     @property
     def error(self) -> float:
@@ -359,6 +368,7 @@ class Plan:
             "between_failures_s": self.between_failures_s,
             "ettr": self.ettr,
             "network": self.place.network,
+            "network_needed_bytes_per_s": self.network_needed,
         }  # fmt: skip
         return {key: told[key] for key in KEYS}
 

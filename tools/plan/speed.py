@@ -51,6 +51,11 @@ def seconds(shape: Shape, layout: Layout, machine: Machine, fitted: Mapping[str,
     return sum(_Clock(shape, layout, machine, fitted).parts().values())
 
 
+def network_needed(shape: Shape, layout: Layout, machine: Machine, fitted: Mapping[str, float]) -> float:
+    """Return the bytes a second that leave a node from which on computation hides the exchange between nodes."""
+    return _Clock(shape, layout, machine, fitted).network_needed()
+
+
 def used(layout: Layout, machine: Machine) -> set[str]:
     """Return the fitted constants that a run depends on: without a source for one, nothing is predicted."""
     card = machine.card.efficiency
@@ -184,22 +189,48 @@ class _Clock:
         hops = self.shape.layers / self.layout.pipeline * (20e-6 + self.fitted["latency"] * ranks)
         return nbytes * (ranks - 1) / ranks / bus + hops
 
+    @property
+    def _held(self) -> float:
+        """Weights of the layers that the rank computes."""
+        return self.shape.parameters / self.layout.model_ranks
+
+    @property
+    def _trained(self) -> float:
+        return (self.layout.trained or self.shape.parameters) / self.layout.model_ranks
+
+    @property
+    def _copies(self) -> int:
+        """Groups that hold the same shards."""
+        return self.layout.replicas * self.layout.context // self.layout.shard
+
     def _exchange(self, forward: float, backward: float) -> float:
         """Exposed exchange of weights and gradients over a step."""
-        layout = self.layout
-        held = self.shape.parameters / layout.model_ranks
-        trained = (layout.trained or self.shape.parameters) / layout.model_ranks
-        stride = layout.tensor
-        gather = self._gather(HALF * held, layout.shard, stride)
-        scatter = self._gather(layout.reduced * trained, layout.shard, stride)
-        copies = layout.replicas * layout.context // layout.shard
-        reduce = 2 * self._gather(layout.reduced * trained / layout.shard, copies, stride * layout.shard)
+        layout, stride = self.layout, self.layout.tensor
+        gather = self._gather(HALF * self._held, layout.shard, stride)
+        scatter = self._gather(layout.reduced * self._trained, layout.shard, stride)
+        reduced = layout.reduced * self._trained / layout.shard
+        reduce = 2 * self._gather(reduced, self._copies, stride * layout.shard)
         early, late = gather, gather * (layout.gathers - 1)
         passes, last = layout.accumulation, layout.accumulation if layout.sync_each and layout.shard > 1 else 1
         total = (passes if layout.gathers > 1 else 1) * self._exposed(early, forward)
         total += last * self._exposed(late + scatter, backward)
         total += (passes - last) * self._exposed(late, backward)
         return total + self._exposed(reduce, backward)
+
+    def network_needed(self) -> float:
+        """The largest exchange between nodes, over the time of the computation beside it."""
+        layout, (forward, backward) = self.layout, self._computed()
+        late = HALF * self._held * (layout.gathers - 1) + layout.reduced * self._trained
+        reduced = 2 * layout.reduced * self._trained / layout.shard
+        needs = [0.0]
+        for ranks, stride, nbytes, seconds in (
+            (layout.shard, layout.tensor, HALF * self._held, forward),
+            (layout.shard, layout.tensor, late, backward),
+            (self._copies, layout.tensor * layout.shard, reduced, backward),
+        ):
+            if self.machine.between_nodes(layout, ranks, stride):
+                needs.append(nbytes * (ranks - 1) / ranks / seconds / self.machine.network_share(layout, stride))
+        return max(needs)
 
     def _exposed(self, exchange: float, compute: float) -> float:
         """What the computation does not hide, and what it is slowed down by sharing the card."""
@@ -223,11 +254,16 @@ class _Clock:
         one = self._gather(nbytes, layout.context, layout.tensor) * self.shape.layers / layout.pipeline
         return self._exposed(ways * one, attention)
 
+    def _computed(self) -> tuple[float, float]:
+        """Seconds of the forward and of the backward pass of one micro batch, without communication."""
+        parts = (*self._products().values(), self._head(), self._attention(), self._moved())
+        return sum(part[0] for part in parts), sum(part[1] for part in parts)
+
     def parts(self) -> dict[str, float]:
         """Seconds of a step by part."""
         layout, passes = self.layout, self.layout.accumulation
         products, head, attention, moved = self._products(), self._head(), self._attention(), self._moved()
-        forward, backward = map(sum, zip(*products.values(), head, attention, moved, strict=True))
+        forward, backward = self._computed()
         each = {
             **{f"{kind} products": sum(both) for kind, both in products.items()},
             "output head": sum(head),
@@ -309,16 +345,15 @@ class _Clock:
 
     def _exchanged(self) -> str:
         """Return what ranks exchange in a step, in words."""
-        layout, shape = self.layout, self.shape
-        trained = (layout.trained or shape.parameters) / layout.model_ranks
-        copies = layout.replicas * layout.context // layout.shard
-        span, network = self.machine.bus(layout, max(layout.shard, copies), layout.tensor)
+        layout = self.layout
+        span, network = self.machine.bus(layout, max(layout.shard, self._copies), layout.tensor)
         parts = []
         if layout.shard > 1:
-            held = f"{shape.parameters / layout.model_ranks / 1e9:.3g} G x {HALF} B"
+            held = f"{self._held / 1e9:.3g} G x {HALF} B"
             twice = " twice" if layout.gathers > 1 else ""
-            scattered = f"{trained / 1e9:.3g} G x {layout.reduced} B over {layout.shard} ranks"
+            scattered = f"{self._trained / 1e9:.3g} G x {layout.reduced} B over {layout.shard} ranks"
             parts.append(f"all-gather of {held}{twice} and reduce-scatter of {scattered}")
-        if copies > 1:
-            parts.append(f"all-reduce of {trained / layout.shard / 1e9:.3g} G x {layout.reduced} B over {copies} ranks")
+        if self._copies > 1:
+            reduced = f"{self._trained / layout.shard / 1e9:.3g} G x {layout.reduced} B over {self._copies} ranks"
+            parts.append(f"all-reduce of {reduced}")
         return f"{', '.join(parts)}; the slowest is {network}, {span / 1e9:.3g} GB/s; what computation does not hide"

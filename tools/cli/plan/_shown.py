@@ -69,7 +69,8 @@ def whole(plan: Plan | Place, explain: bool) -> None:
         rows.append(("step", f"{plan.step_s:.3g} s: {plan.tokens_per_s:,.0f} tokens/s, {each}{mfu}"))
     rows += [("time", plan.why_unknown or time), *_prices(place)]
     rows += [(f"cost, {kind}", between(cost, dollars) if cost else "unknown") for kind, cost in plan.costs.items()]
-    output.table([*rows, *_checkpoints(plan), ("network", place.network)])
+    need = f"; {plan.network_needed * 8e-9:,.0f} Gbit/s are needed to hide the exchange" if plan.network_needed else ""
+    output.table([*rows, *_checkpoints(plan), ("network", place.network + need)])
     if explain:
         _explain(plan)
 
