@@ -158,7 +158,7 @@ def prune(tier: Tier, given: dict[str, float], names: list[str]) -> Superseded:
 
 def set_aside(tier: Tier, step: int, *, now: bool) -> Quarantine:
     """Move a step aside, so that no run loads it; without `now` only tell what would be left."""
-    _chosen(tier, step)
+    chosen(tier, step)
     left = [row["step"] for row in listed(tier)["checkpoints"] if row["problem"] is None and row["step"] != step]
     name = tier.quarantine(step) if now else None
     if now and isinstance(tier, Directory):
@@ -193,10 +193,10 @@ def copied(tier: Tier, to: Tier, step: int | None) -> Copied:
     """Copy the newest step, or `step`, to another place, whole or not at all."""
     from training.checkpoint.copy import copy  # not needed for the other questions
 
-    chosen = _chosen(tier, step)[-1]
-    new = copy(tier, to, chosen)
-    size = to.sealed(chosen).outline().nbytes
-    return {"run": tier.place, "to": to.where(chosen), "step": chosen, "nbytes": size, "new": new}
+    newest = chosen(tier, step)[-1]
+    new = copy(tier, to, newest)
+    size = to.sealed(newest).outline().nbytes
+    return {"run": tier.place, "to": to.where(newest), "step": newest, "nbytes": size, "new": new}
 
 
 def published(directory: Path) -> Result | None:
@@ -232,7 +232,7 @@ def shown(tier: Tier, step: int | None) -> Shown:
     Raises:
         CheckpointError: there is no such step, or its manifest or a size is wrong.
     """
-    manifest = tier.sealed(_chosen(tier, step)[-1]).manifest()
+    manifest = tier.sealed(chosen(tier, step)[-1]).manifest()
     tier.check_sizes(manifest)
     tensors = {name: _kind(tensor) for name, tensor in manifest.tensors.items()}
     files = {name: asdict(stored) for name, stored in manifest.files.items()}
@@ -248,7 +248,7 @@ def shown(tier: Tier, step: int | None) -> Shown:
 def verified(tier: Tier, step: int | None) -> Listing:
     """Every step, or `step`, with every byte hashed; `problem` names the wrong file, if any."""
     checked = []
-    for each in _chosen(tier, step):
+    for each in chosen(tier, step):
         about = _about(tier, each)
         about["signed_by"] = None
         if about["problem"] is None:
@@ -278,7 +278,8 @@ def _steps(tier: Tier) -> list[int]:
     return steps
 
 
-def _chosen(tier: Tier, step: int | None) -> list[int]:
+def chosen(tier: Tier, step: int | None) -> list[int]:
+    """The committed steps, or only `step`; MissingError without it."""
     steps = _steps(tier)
     if not steps:
         raise MissingError(f"{tier.place}: no committed checkpoint yet")

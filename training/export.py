@@ -63,7 +63,7 @@ class Exported:
     tensors: int
     nbytes: int
     digest: str  # over names, dtypes, shapes and bytes, the same as for `model.weights`
-    skipped: list[str] = field(default_factory=list)  # why newer checkpoints are not what was exported
+    skipped: list[str] = field(default_factory=list)  # newer checkpoints, or the tokenizer, each with the reason
 
 
 def export_run(
@@ -94,8 +94,8 @@ def export_run(
     if merge and config.lora is None:
         raise ExportError(f"{run.path} trained every weight, so there is nothing to merge; omit --merge")
     kind = "adapter" if config.lora is not None and not merge else "merged model" if merge else "model"
-    tokenizer = dataset_directory(checkpoint.meta, run) / "tokenizer"
-    special = _special_tokens(load_tokenizer(checkpoint, run)) if tokenizer.exists() else {}
+    tokenizer = _tokenizer(checkpoint, run, skipped)
+    special = {} if tokenizer is None else _special_tokens(load_tokenizer(checkpoint, run))
     try:
         with staging(to.resolve().parent, to.name) as directory:
             has_base = False
@@ -107,7 +107,7 @@ def export_run(
                 values = _Values(checkpoint, config, base, dtype)
                 written = _write_weights(directory, values, say, shard_bytes)
                 _write_configuration(directory, values, special)
-            if tokenizer.exists():  # shards of masked samples come without one
+            if tokenizer is not None:
                 _copy_tokenizer(tokenizer, directory)
             number = "float32" if kind == "adapter" else dtype
             text = card(run, checkpoint.step, checkpoint.meta, config, kind, number, has_base)
@@ -120,6 +120,19 @@ def export_run(
     except OSError as error:
         raise ExportError(f"cannot write {to}: {error.strerror or error}") from error
     return Exported(str(to.resolve()), kind, checkpoint.step, *written, skipped)
+
+
+def _tokenizer(checkpoint: Checkpoint, run: RunDir, skipped: list[str]) -> Path | None:
+    """The directory of the run's tokenizer; None, with a line in `skipped`, if its dataset is not here.
+
+    Shards of masked samples come without one.
+    """
+    try:
+        found = dataset_directory(checkpoint.meta, run) / "tokenizer"
+    except CheckpointError as error:
+        skipped.append(f"exported without a tokenizer: {error}")
+        return None
+    return found if found.exists() else None
 
 
 class _Values:

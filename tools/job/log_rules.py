@@ -159,9 +159,10 @@ def _run(rules: Sequence[_Rule], stream: Iterable[tuple[int, float | None, str]]
     """Judge the lines of one rank; yield each error, which ends the judgement of its line."""
     before = 0
     for number, seconds, text in stream:
-        for index, rule in enumerate(rules):
-            if seconds is not None:
+        if seconds is not None:
+            for rule in rules:
                 rule.silence(seconds, before)
+        for index, rule in enumerate(rules):
             try:
                 rule.take(text, number, seconds)
             except ValueError as problem:

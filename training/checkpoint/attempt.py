@@ -27,7 +27,7 @@ from training.checkpoint.layout import (
 Log = Callable[[str], None]
 
 REFUSED = "failed verification or was set aside, kept as evidence"
-UNFINISHED = "not finished, because its writer died; the next start of the run removes it"
+UNFINISHED = "not finished, because its writer died; the next start or copy removes it"
 _NO_WRITER = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
 _NO_LOCKS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK})
 
@@ -188,6 +188,13 @@ def clean_up(root: Path, log: Log) -> None:
             _clean_attempt(path, log)
         elif (temporary and (of_step or path.name.startswith(LATEST))) or (of_step and path.suffix == DELETING):
             _remove(path)
+
+
+def clean_step(root: Path, step: int, log: Log) -> None:
+    """Remove what dead writers of one step have left."""
+    for path in sorted(root.glob(f"{step_name(step)}.*{TEMPORARY}")):
+        if path.is_dir() and not path.is_symlink():
+            _clean_attempt(path, log)
 
 
 def _clean_attempt(path: Path, log: Log) -> None:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from training.checkpoint.attempt import Attempt, discard, quarantine, why_other
+from training.checkpoint.attempt import Attempt, clean_step, discard, quarantine, why_other
 from training.checkpoint.disk import HashedFile, sync_directory
 from training.checkpoint.errors import CheckpointError, naming
 from training.checkpoint.layout import (
@@ -160,6 +160,7 @@ class Directory:
     def begin(self, manifest: Manifest) -> str:
         with naming(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+            clean_step(self.path, manifest.step, lambda _: None)
         attempt = Attempt.begin(self.path, manifest.step)
         self._attempts[attempt.path.name] = attempt
         return attempt.path.name

@@ -9,6 +9,8 @@ import io
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from safetensors.torch import save_file
 from tests.training.weights.bases import LORA, adapted, configuration, pretrained, publish
 from tools import cli
 from tools.cli.checkpoint import diff, export
+from tools.core import repo
 from tools.core.errors import UserError
 from training.checkpoint import disk
 from training.checkpoint.attempt import Attempt
@@ -154,7 +157,7 @@ def test_what_is_not_a_step_is_named(run: RunDir, capsys: pytest.CaptureFixture[
     assert {name.split(".")[0]: why for name, why in told.items()} == {
         "step-00000010": "failed verification or was set aside, kept as evidence",
         "step-00000040": "a link or a file, which is not read; move the directory itself here",
-        "step-00000060": "not finished, because its writer died; the next start of the run removes it",
+        "step-00000060": "not finished, because its writer died; the next start or copy removes it",
         "step-00000080": "being written",
     }
     assert "\x1b" not in out
@@ -216,6 +219,24 @@ def test_a_step_that_cannot_be_read_here_is_not_called_damaged(
         (run.checkpoints / f"step-{step:08d}" / "MANIFEST.json").write_bytes(b"")
     assert cli.invoke(["checkpoint", "verify", str(run.path)]) == 1
     assert "fix: none of them loads" in capsys.readouterr().out
+
+
+def test_a_copy_after_one_that_was_killed_leaves_nothing_of_it(
+    run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "kept"
+    (target / "checkpoints").mkdir(parents=True)
+    killed = (
+        "import os, pathlib, sys; from training.checkpoint.attempt import Attempt; "
+        "kept = Attempt.begin(pathlib.Path(sys.argv[1]), 40); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", killed, str(target / "checkpoints")], cwd=repo.root(), check=False)
+    assert cli.invoke(["checkpoint", "list", str(target)]) == 0
+    assert ".tmp: not finished, because its writer died" in capsys.readouterr().out
+    live = Attempt.begin(target / "checkpoints", 40)
+    assert cli.invoke(["checkpoint", "copy", str(run.path), "--to", str(target)]) == 0
+    assert {path.name for path in (target / "checkpoints").iterdir()} == {"step-00000040", live.path.name}
+    live.close()
 
 
 @pytest.mark.usefixtures("here")

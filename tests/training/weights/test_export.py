@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml  # type: ignore[import-untyped]
 from safetensors.torch import load_file, save_file
-from transformers import BertForPreTraining
+from transformers import AutoModelForCausalLM, BertForPreTraining
 
 from tests.training.weights.bases import (
     LLAMA,
@@ -202,6 +202,13 @@ def test_merging_needs_the_same_base(tmp_path: Path, run: RunDir, dataset: Path)
         export_run(run.path, tmp_path / "out", merge=True)
     assert not (tmp_path / "out").exists()
     assert export_run(run.path, tmp_path / "adapter").kind == "adapter"  # it contains nothing of the base
+
+
+def test_a_model_is_exported_without_a_dataset_that_is_gone(tmp_path: Path, run: RunDir) -> None:
+    pretrained(run, tmp_path / "gone")
+    done = export_run(run.path, tmp_path / "out")
+    assert [line for line in done.skipped if line.startswith("exported without a tokenizer: the run's dataset gone")]
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.vocab_size == 515
 
 
 def test_refused_exports_leave_no_files(tmp_path: Path, run: RunDir, dataset: Path) -> None:

@@ -5,6 +5,8 @@ from pathlib import Path
 from tools.cli.checkpoint._place import Place
 from tools.core import UserError, output
 from tools.core.own_module import answer
+from training import checkpoints
+from training.checkpoint.errors import CheckpointError
 from training.run.directory import why_not_new
 
 
@@ -14,6 +16,10 @@ def command(
     directory, target = Place(run, name, None, None, None).address, to.expanduser().absolute()
     if reason := why_not_new(target):
         raise UserError(reason)
+    try:
+        checkpoints.chosen(checkpoints.tier_at(directory), step)
+    except CheckpointError as problem:
+        raise UserError(str(problem), code=checkpoints.code_of(problem)) from None
     options = [f"--to={target}", f"--dtype={dtype}", *(["--merge"] if merge else [])]
     options += [] if step is None else [f"--step={step}"]
     written = answer(["training.export", f"--run={directory}", *options])
