@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.workload.beds import bed
 from tools.core.errors import UserError
+from tools.core.nested import mappings
 from tools.core.rules import PRACTICE, TRAINS
 from tools.core.verdict import State
 from tools.kube.manifests import Manifests, read
@@ -166,6 +168,25 @@ def test_what_keeps_pods_with_efa_in_one_zone(
         del job["spec"]["elasticPolicy"]
     (found,) = [one for one in evaluate(manifests).verdicts if one.details["rule"] == "efa-one-zone"]
     assert found.state.value == state
+
+
+@pytest.mark.parametrize(
+    ("kind", "label"),
+    [
+        ("PyTorchJob", "training.kubeflow.org/job-name"), ("Volcano", "volcano.sh/job-name"), ("Job", "job-name"),
+        ("JobSet", "jobset.sigs.k8s.io/jobset-name"), ("TrainJob", "jobset.sigs.k8s.io/jobset-name"),
+        ("HyperPodPyTorchJob", "HPJob"),
+    ],
+)  # fmt: skip
+def test_one_zone_is_seen_by_the_label_of_each_kind(kind: str, label: str) -> None:
+    objects, efa = bed(kind), {"vpc.amazonaws.com/efa": "1"}
+    term = {"topologyKey": ZONE, "labelSelector": {"matchLabels": {label: objects[0]["metadata"]["name"]}}}
+    affinity = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    for _, pod in [one for item in objects for one in mappings(item) if "containers" in one[1]]:
+        pod["affinity"] = affinity
+        pod["containers"][0]["resources"] = {"limits": efa, "requests": efa}
+    verdicts = evaluate(Manifests("job.yaml", objects)).verdicts
+    assert [one.state for one in verdicts if one.details["rule"] == "efa-one-zone"] == [State.PASS]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from tools.facts.node_labels import HYPERPOD, KNOWN, OPEN, RESERVED, VALUES
 from tools.kube.manifests import Object
 from tools.kube.selectors import REQUIRED, ZONE, allowed_values, node_terms, selects
 from tools.preflight.rule import Place, rule
+from tools.preflight.rules.security import labels_of
 from tools.preflight.subject import INSTANCE_LABELS, Job, Subject, Template
 
 TOPOLOGY, GROUP = "kueue.x-k8s.io/podset-required-topology", "kueue.x-k8s.io/podset-group-name"
@@ -81,12 +82,13 @@ def efa_one_zone(subject: Subject, job: Job) -> Iterator[Verdict]:
         return
     zones = [zone for one in templates if (zone := _zone(one))]
     place = Place(job.object, templates[0].spec_path, ", ".join(sorted(set(zones))) or "no zone")
-    spread = next((path for one in templates if (path := _spread(one))), "")
+    labels = [labels_of(subject, one) for one in templates]
+    spread = next((path for one, its in zip(templates, labels, strict=True) if (path := _spread(one, its))), "")
     if len(set(zones)) > 1:
         yield bad(place, "pods with EFA are placed in different zones, and EFA does not cross one", "one zone")
     elif spread:
         yield bad(place, f"{spread} puts pods with EFA into different zones, which EFA does not cross", "remove it")
-    elif len(zones) == len(templates) or _by_kueue(templates) or all(_together(one) for one in templates):
+    elif len(zones) == len(templates) or _by_kueue(templates) or all(map(_together, templates, labels)):
         yield good(place, "the pods are kept in one zone")
     else:
         remedy = f"a required podAffinity over {ZONE} that selects the job's pods"
@@ -103,15 +105,15 @@ def _zone(template: Template) -> str:
     return ""
 
 
-def _spread(template: Template) -> str:
+def _spread(template: Template, labels: dict[str, str]) -> str:
     """Return the field that puts the pods of a template into different zones, an empty text without one."""
-    if any(one["topologyKey"] in ZONES and _own(one, template) for one in _terms(template, "podAntiAffinity")):
+    if any(one["topologyKey"] in ZONES and _own(one, template, labels) for one in _terms(template, "podAntiAffinity")):
         return "podAntiAffinity"
     if _zone(template):  # the only one that a constraint counts
         return ""
     constraints = template.spec.get("topologySpreadConstraints") or []
     hard = [one for one in constraints if one["whenUnsatisfiable"] == "DoNotSchedule" and one["topologyKey"] in ZONES]
-    spreads = any(_own(one, template) and (one.get("maxSkew") or 1) < template.nodes for one in hard)
+    spreads = any(_own(one, template, labels) and (one.get("maxSkew") or 1) < template.nodes for one in hard)
     return "topologySpreadConstraints" if spreads else ""
 
 
@@ -123,24 +125,20 @@ def _by_kueue(templates: list[Template]) -> bool:
     return bool(asked and job and job.queue) and (len(notes) == 1 or (len(groups) == 1 and None not in groups))
 
 
-def _together(template: Template) -> bool:
+def _together(template: Template, labels: dict[str, str]) -> bool:
     """Return whether pod affinity keeps a job's pods in one zone."""
     terms = _terms(template, "podAffinity")
-    return any(WITHIN_ZONE.fullmatch(term["topologyKey"]) and _own(term, template) for term in terms)
+    return any(WITHIN_ZONE.fullmatch(term["topologyKey"]) and _own(term, template, labels) for term in terms)
 
 
 def _terms(template: Template, kind: str) -> list[Object]:
     return ((template.spec.get("affinity") or {}).get(kind) or {}).get(REQUIRED) or []
 
 
-def _own(term: Object, template: Template) -> bool:
-    """Return whether a term selects the template's own pods, with the labels of their controller."""
-    job, labels = template.workload, dict(template.metadata.get("labels") or {})
-    if job is not None:
-        labels |= {job.job_label: job.name, "job-name": job.name, job.role_label: template.role.lower()}
-    if template.namespace not in (term.get("namespaces") or [template.namespace]):
-        return False
-    return selects(term.get("labelSelector"), labels)
+def _own(term: Object, template: Template, labels: dict[str, str]) -> bool:
+    """Return whether a term selects the template's own pods, which have these labels."""
+    here = template.namespace in (term.get("namespaces") or [template.namespace])
+    return here and selects(term.get("labelSelector"), labels)
 
 
 @rule("architecture", each="templates")
