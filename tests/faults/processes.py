@@ -175,12 +175,17 @@ def _drained(bed: Bed, job: Job, calm: object, begun: float, proof: str, expecte
 
 
 def asked_in_a_save(bed: Bed) -> Outcome:
-    """SIGTERM while a save is being written, which is slow."""
+    """SIGTERM while a save is being written, which is slow; for odd seeds beside training."""
     calm = bed.calm()
-    job = bed.start(fault={"fsync_seconds": 0.4})
+    job = bed.start(fault={"fsync_seconds": 0.4}, keys=_beside(bed))
     job.until(lambda: last_step(job) >= INTERVAL and _saving(job))
     begun, there = kill([job.process.pid], signal.SIGTERM), _saving(job)
     return _drained(bed, job, calm, begun, f"{there} was being written", expected=0)
+
+
+def _beside(bed: Bed) -> tuple[str]:
+    """The key with which saves of odd seeds are written beside training."""
+    return (f"checkpoint.asynchronous={str(bed.seed % 2 == 1).lower()}",)
 
 
 def _saving(job: Job) -> str:
@@ -379,9 +384,9 @@ def slow_storage(bed: Bed) -> Outcome:
 
 
 def broken_storage(bed: Bed) -> Outcome:
-    """An fsync of rank 1 fails with EIO in the first save."""
+    """An fsync of rank 1 fails with EIO in the first save, which for odd seeds is written beside training."""
     calm = bed.calm()
-    job = bed.start(fault={"fsync_errors": 1, "rank": 1}, restarts=0)
+    job = bed.start(fault={"fsync_errors": 1, "rank": 1}, restarts=0, keys=_beside(bed))
     code = job.wait()
     proof = bed.proof()["what"]
     if code != 0:

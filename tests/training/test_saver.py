@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -16,11 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.training.inprocess import StopAfter, Texts, losses, run, same, tensors
 from tests.training.poisoned import poison
 from training.checkpoint.attempt import Attempt
-from training.checkpoint.errors import CheckpointError
+from training.checkpoint.layout import committed_steps
 from training.checkpoint.read import open_checkpoint
 from training.checkpoint.store import Store
 from training.checkpoint.write import Snapshot
+from training.device.cpu import Cpu
 from training.run.directory import RunDir
+from training.run.failure import LossError
 from training.trainer import loop
 
 BESIDE = "checkpoint.asynchronous=true"
@@ -148,17 +153,61 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return begun
 
 
+@pytest.mark.parametrize(("call", "number"), [("write", errno.ENOSPC), ("fsync", errno.EIO), ("rename", errno.EROFS)])
 def test_a_failed_save_beside_training_is_a_warning(
+    texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    """The storage refuses step 10: nothing of it is left, step 5 stands, training continues, and step 12 is saved."""
+    real, saving = getattr(os, call), [0]
+
+    def refused(first: Any, *rest: Any) -> Any:
+        if saving[0] == 10 and threading.current_thread() is not threading.main_thread():
+            saving[0] = 0
+            raise OSError(number, os.strerror(number))
+        return real(first, *rest)
+
+    _patched(monkeypatch, lambda step: saving.__setitem__(0, step))
+    monkeypatch.setattr(os, call, refused)
+    done = run(texts, (KEPT, BESIDE, "train.steps=12"), tmp_path, data_root)
+    assert {path.name for path in done.checkpoints.iterdir()} == {"LATEST", "step-00000005", "step-00000012"}
+    assert len(losses(done)) == 12
+    text = done.rank_log(0).read_text()
+    assert re.search(rf"step 10 was not saved, training continues: .*step-00000010.*: {os.strerror(number)}\n", text)
+
+
+def test_without_memory_for_a_copy_training_waits_for_the_save(
     texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(step: int) -> None:
-        if step == 10:
-            raise CheckpointError("rank 0 could not write: No space left on device")
+    real, threads = Cpu.copy_to_host, {}
 
-    _patched(monkeypatch, full)
+    def copy(device: Cpu, tensor: torch.Tensor) -> torch.Tensor:
+        if 5 not in threads:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return real(device, tensor)
+
+    monkeypatch.setattr(Cpu, "copy_to_host", copy)
+    _patched(monkeypatch, lambda step: threads.update({step: threading.current_thread() is threading.main_thread()}))
     done = run(texts, (KEPT, BESIDE, "train.steps=12"), tmp_path, data_root)
-    assert set(_steps(done)) == {"step-00000005", "step-00000012"}
-    assert "step 10 was not saved" in done.rank_log(0).read_text()
+    assert threads == {5: True, 10: False, 12: True}
+    assert set(_steps(done)) == {"step-00000005", "step-00000010", "step-00000012"}
+    assert "step 5: training waits for the save, because its state was not copied: Def" in done.rank_log(0).read_text()
+
+
+def test_a_run_that_ends_for_its_loss_keeps_the_save_in_flight(
+    texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 13 is bad while step 10 is being written, which takes longer."""
+    poison({"nan": [8 * 12]}, monkeypatch.setattr)
+
+    def slow(step: int) -> None:
+        while step == 10 and len(losses(RunDir(tmp_path))) < 12:
+            time.sleep(0.01)
+        time.sleep(0.5 * (step == 10))
+
+    _patched(monkeypatch, slow)
+    with pytest.raises(LossError, match="not finite at step 13"):
+        run(texts, (KEPT, BESIDE, "device.log_every=1"), tmp_path, data_root)
+    assert committed_steps(RunDir(tmp_path).checkpoints) == [5, 10]
 
 
 class Waits(TorchDispatchMode):

@@ -149,6 +149,9 @@ def _to_the_end(run: Run, now: TrainState, watched: Watched, attempt: Attempt) -
         _evaluate(run, now, metrics)  # the base's loss, before training
     try:
         _loop(run, now, watched, attempt, cache)
+    except (failure.LossError, failure.ReplicaError):
+        watched.saver.finish()  # it began before what all ranks end for now
+        raise
     finally:
         gc.enable()
     heldout_loss = _evaluate(run, now, metrics)

@@ -22,7 +22,8 @@ class Saver:
 
     With `beside` a save copies the state to the host before the next step, and a thread writes, hashes and
     commits the copy during the next steps. `tiers` then need a process group of their own. At most one save is in
-    flight. A process that ends before the commit leaves the earlier checkpoints as they are.
+    flight. A process that ends before the commit leaves the earlier checkpoints as they are. If there is no memory
+    for the copy, training waits for the save.
     """
 
     def __init__(self, tiers: Tiers, meta: dict[str, Any], *, beside: bool) -> None:
@@ -41,8 +42,8 @@ class Saver:
         started = time.perf_counter()
         with heartbeat.during("saving"):
             self.finish()
-            if self._beside and not must:
-                copied = state.on_host(state.collect(now, self._meta), now.device)
+            copied = self._copy(now) if self._beside and not must else None
+            if copied is not None:
                 self._thread = threading.Thread(target=self._commit, args=(copied, started), daemon=True)
                 self._thread.start()
                 log.info("step %d waited %.1f s for the copy of its state", now.step, time.perf_counter() - started)
@@ -60,8 +61,18 @@ class Saver:
     def finish(self) -> None:
         """Wait for the save in flight, if there is one."""
         if self._thread is not None:
-            self._thread.join()
+            with heartbeat.during("saving"):
+                self._thread.join()
             self._thread = None
+
+    def _copy(self, now: TrainState) -> Snapshot | None:
+        """A copy of the state; None on every rank if one has no memory for it, and then training waits for the save."""
+        copied = None
+        try:
+            copied = state.on_host(state.collect(now, self._meta), now.device)
+        except (MemoryError, RuntimeError) as error:  # torch has no error of its own for the host's memory
+            log.warning("step %d: training waits for the save, because its state was not copied: %s", now.step, error)
+        return None if self._tiers.store.peers.any(copied is None) else copied
 
     def _commit(self, copied: Snapshot, started: float) -> None:
         try:
