@@ -64,7 +64,7 @@ def measure(cell: str, settings: tuple[str, ...]) -> Measured:
     records = sources.of_run(cell, RunDir(repo.local() / "runs" / plan.run.name)).records[FIRST:]
     plan = calibrate.on_cpu(plan, peak_of(records, plan))
     step_s = statistics.median(one.step_s or 0.0 for one in records)
-    return Measured(cell, plan, step_s, calibrate.fitted(plan, step_s)[1])
+    return Measured(cell, plan, step_s, calibrate.fitted(plan, step_s)["matmul CPU"])
 
 
 def main() -> None:
