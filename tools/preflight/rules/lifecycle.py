@@ -16,11 +16,11 @@ from tools.simulator.command_line import command, literals, script
 from tools.simulator.launch import Launch
 from tools.simulator.torchrun import BadOptions
 from tools.workload.volcano import VolcanoJob
+from tools.workload.workload import QUEUE_LABEL
 
 GITOPS = ("kustomize.toolkit.fluxcd.io/", "helm.toolkit.fluxcd.io/", "argocd.argoproj.io/")
 PART_OF_TRAINYARD = ("app.kubernetes.io/part-of", "trainyard")
 AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"
-QUEUE = "kueue.x-k8s.io/queue-name"
 EXEC = "exec torchrun ... as the last command"
 RUNTIME_TTL = "spec.template.spec.ttlSecondsAfterFinished"  # of the JobSet that Trainer makes
 
@@ -193,8 +193,8 @@ def auto_resume(subject: Subject, job: Job) -> Iterator[Verdict]:
 
 @rule("queue-owner", each="operator_jobs")
 def queue_owner(subject: Subject, job: Job) -> Iterator[Verdict]:
-    queue = (job.item["metadata"].get("labels") or {}).get(QUEUE)
-    if queue is None:
+    queue = job.workload.queue
+    if not queue:
         return
     value = (job.spec.get("runPolicy") or {}).get("suspend")
     place = Place(job.object, "spec.runPolicy.suspend", value)
@@ -210,12 +210,11 @@ def suspended(subject: Subject, job: Job) -> Iterator[Verdict]:
     path = next((path for path, holder in holders if holder.get("suspend") is True), None)
     if path is None or job.workload.wrapper:
         return
-    queue = (job.item["metadata"].get("labels") or {}).get(QUEUE)
     place = Place(job.object, f"{path}.suspend", True)
-    if queue:
-        yield good(place, f"the queue {queue} starts the job")
+    if job.workload.queue:
+        yield good(place, f"the queue {job.workload.queue} starts the job")
     else:
-        yield bad(place, "suspended, and no queue starts it", f"remove suspend, or add the label {QUEUE}")
+        yield bad(place, "suspended, and no queue starts it", f"remove suspend, or add the label {QUEUE_LABEL}")
 
 
 @rule("signals")
