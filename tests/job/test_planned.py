@@ -67,6 +67,32 @@ def test_status_and_why_compare_a_run_with_its_plan(
     assert ("until gradients are exchanged" in printed) == (said != "as planned")
 
 
+def test_an_elastic_job_is_compared_with_the_plan_of_its_present_ranks(
+    world: NewWorld, cluster: Cluster, yard: Yard
+) -> None:
+    """After two of four nodes are lost a step takes twice as long, as planned."""
+    whole, half = (Plan(run(NAME, gpus=gpus, shard=gpus, accumulation=32 // gpus)) for gpus in (32, 16))
+    made = world(NAME)
+    for index in range(len(made.pods)):
+        made.running(index)
+    home = cluster(made)
+    cell = next(one for one in matrix.read(repo.root()).cells if one.name == NAME)
+    config = matrix.configuration(repo.root(), cell).model_dump(mode="json") | {"nodes": {"min": 1, "max": 4}}
+    (home / "volume/run.json").write_text(json.dumps({"config": config}))
+    first = time.time() - 60
+    rows = [
+        {"step": n, "loss": 3.0, "step_s": plan.step_s, "tokens_per_s": 1.0, "time": first + n,
+         "rank_step_s": [plan.before_exchange_s] * plan.run.layout.gpus}
+        for n, plan in enumerate([whole] * 30 + [half] * 9)
+    ]  # fmt: skip
+    (home / "volume/metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    told = yard.json("status")["training"]["plan"]
+    assert told["measured_s"] == pytest.approx(half.step_s)
+    assert told["step_s"] == pytest.approx(half.step_s, rel=0.05)
+    assert "as planned" in told["says"]
+    assert "slower than planned" not in yard.out("why", code=0)
+
+
 SLOW = """
 import runpy, sys, time
 from training.trainer.parallelize import Parallel

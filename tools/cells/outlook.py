@@ -66,15 +66,19 @@ def of(manifests: Manifests) -> Plan | Place:
     return _place(job.name, _pods_of(job), f"the model of a script of your own; {MEASURE}")
 
 
-def of_job(job: Workload, config: Config) -> Plan:
-    """Return the plan of a job with this configuration. Raises UserError and ConfigError."""
+def of_job(job: Workload, config: Config, ranks: int = 0) -> Plan:
+    """Return the plan of a job with this configuration, of an elastic one with the ranks that it has now, if any.
+
+    Raises UserError and ConfigError.
+    """
     pods = _pods_of(job)
     processes = number(str(job.spec.get("nprocPerNode") or job.section("trainer").get("numProcPerNode")))
     place = _place(job.name, pods, "")
     room = replace(place.room, processes=processes) if processes else place.room
     if room.what not in CARDS:
         room = replace(room, nbytes=place.room.nbytes // room.processes)
-    run = Run.of(job.name, config, place.nodes, room, place.instance)
+    nodes = (config.nodes and ranks // room.processes) or place.nodes
+    run = Run.of(job.name, config, nodes, room, place.instance)
     return Plan(replace(run, machine=None) if place.why_unknown else run, place.why_unknown)
 
 

@@ -15,24 +15,34 @@ from tools.plan.outlook import Plan
 from training.config import Config, ConfigError
 
 
-def of(snapshot: Snapshot) -> Plan | None:
-    """Return the plan from the configuration in the run directory, None if there is nothing to plan from."""
+def of(snapshot: Snapshot, records: Sequence[Record]) -> Plan | None:
+    """Return the plan from the configuration in the run directory, None if there is nothing to plan from.
+
+    An elastic job is planned with the ranks of its newest record.
+    """
     text = (snapshot.run or {}).get("config")
-    if not text:
+    if not text or not records:
         return None
+    ranks = len(records[-1].rank_step_s)
     try:
-        plan = outlook.of_job(snapshot.workload, Config.model_validate(json.loads(text)))
+        plan = outlook.of_job(snapshot.workload, Config.model_validate(json.loads(text)), ranks)
     except (UserError, ConfigError, ValidationError, ValueError):  # of another release, or not the trainer's
         return None
     return plan if plan.steps else None
 
 
+def present(records: Sequence[Record]) -> list[Record]:
+    """Return the timed steps with as many ranks as the newest one has."""
+    timed = [record for record in records if record.step_s]
+    return [record for record in timed if len(record.rank_step_s) == len(timed[-1].rank_step_s)]
+
+
 def beside(snapshot: Snapshot, records: Sequence[Record]) -> Object | None:
     """Return the planned and the measured time of a step for JSON and in words, None if one of them is unknown."""
-    steps = [record.step_s for record in records if record.step_s]
-    plan = of(snapshot) if steps else None
+    timed = present(records)
+    plan = of(snapshot, timed)
     if plan is None or plan.step_s is None:
         return None
-    measured = statistics.median(steps)
+    measured = statistics.median(record.step_s or 0.0 for record in timed)
     says = f"a step takes {measured:.3g} s, planned {plan.step_s:.3g} s (within {plan.error:.0%})"
     return {"step_s": plan.step_s, "measured_s": measured, "says": f"{says}: {plan.slower(measured) or 'as planned'}"}

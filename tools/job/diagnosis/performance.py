@@ -139,8 +139,8 @@ def lost_in_words(lines: Iterable[Line]) -> Iterator[Cause]:
 
 def slower_than_planned(snapshot: Snapshot) -> Iterator[Cause]:
     """A step takes much longer than planned, for no reason that another rule found."""
-    records = [record for record in _recent(snapshot) if record.step_s and record.rank_step_s]
-    plan = planned.of(snapshot) if len(records) >= 5 else None
+    records = [record for record in planned.present(_recent(snapshot)) if record.rank_step_s]
+    plan = planned.of(snapshot, records) if len(records) >= 5 else None
     if plan is None:
         return
     took = statistics.median(record.step_s or 0.0 for record in records)
