@@ -151,6 +151,26 @@ def test_an_explanation_multiplies_to_its_seconds(recompute: str, adapters: dict
     assert flop(attention.how) / rate == pytest.approx(attention.seconds)
 
 
+def test_each_term_is_documented() -> None:
+    """`--explain` prints no term that the tables of the documentation do not have."""
+    planning, extending = (
+        (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("planning.md", "extending.md")
+    )
+    first = [
+        line.split("|")[1].strip().split(", ") for line in (planning + extending).splitlines() if line.startswith("| ")
+    ]
+    documented = {name for names in first for name in names}
+    cells = [cell for cell in matrix.read(ROOT).cells if not cell.script]
+    plans = [
+        Plan(Run.of(one.name, matrix.configuration(ROOT, one), one.nodes, room_of(ROOT, one), one.instance))
+        for one in cells
+    ]
+    names = {term.name for plan in plans for term in (*plan.memory.terms, *plan.memory.left_out)}
+    names |= {step.name for plan in plans for step in plan.steps}
+    assert names - documented == set()
+    assert len(names) > 20
+
+
 def test_young_and_daly() -> None:
     """A save of 80 s on 32 GPUs: Daly's interval is Young's, somewhat less the save itself."""
     plan = Plan(run())
