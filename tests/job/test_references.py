@@ -90,6 +90,25 @@ def test_each_reference_is_judged_with_its_key(manifests: Manifests, home: Path)
     assert asked.count("hub") == 1, "each object is asked for once"
 
 
+def test_what_is_required_in_one_place_is_not_optional(manifests: Manifests, home: Path) -> None:
+    """A key that another container may go without, a file that a mount picks, an init container, a driver's Secret."""
+    spec = manifests.objects[0]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    spec["volumes"] = [
+        {"name": "hub", "secret": {"secretName": "hub"}},
+        {"name": "own", "csi": {"driver": "s3.csi.aws.com", "nodePublishSecretRef": {"name": "driver"}}},
+    ]
+    spec["containers"][0] |= {
+        "env": [env("hub", "maybe", True), env("hub", "maybe")],
+        "volumeMounts": [{"name": "hub", "mountPath": path, "subPath": path[1:]} for path in ("/token", "/toke")],
+    }
+    spec["initContainers"] = [{"name": "first", "image": "x", "env": [env("signing", "lost")]}]
+    found = {one.summary for one in live.check(Kubectl(None, "team"), manifests) if one.state is State.FAIL}
+    assert found == {
+        "Secret hub has no key maybe", "Secret hub has no key toke", "Secret signing has no key lost",
+        "Secret driver is not in namespace team", "ConfigMap none is not in namespace team",
+    }  # fmt: skip
+
+
 def test_a_missing_right_is_named_and_submit_says_it(manifests: Manifests, home: Path) -> None:
     (home / "forbidden").write_text("secret")
     unknown = [one for one in live.check(Kubectl(None, "team"), manifests) if one.state is State.CANNOT_TELL]

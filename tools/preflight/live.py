@@ -51,20 +51,24 @@ def check(kubectl: Kubectl, manifests: Manifests) -> list[Verdict]:
     brought = {(str(item["kind"]), name_of(item)) for item in manifests.objects}
     look = cache(_look)
     found: dict[tuple[object, ...], Verdict] = {}
-    for template in subject(manifests).templates:
+    named = [(one, row) for one in subject(manifests).templates for row in [*wanted(one), *_more(one)]]
+    required_first = sorted(named, key=lambda pair: pair[1][-1])
+    for template, (kind, name, path, key, optional) in required_first:
         here = Kubectl(kubectl.context, template.namespace or kubectl.namespace)
-        for kind, name, path, key, optional in [*wanted(template), *_more(template)]:
-            if name and (kind, name) not in brought and is_subdomain(name):
-                place = Place(template.object, path, name)
-                verdict = _verdict(place, look(here, kind, name), f"{kind} {name}", here, key, optional)
-                found.setdefault((kind, name, key, here.namespace), verdict)
+        if name and (kind, name) not in brought and is_subdomain(name):
+            place = Place(template.object, path, name)
+            verdict = _verdict(place, look(here, kind, name), f"{kind} {name}", here, key, optional)
+            found.setdefault((kind, name, key, here.namespace), verdict)
     return [replace(one, details={**one.details, "rule": RULE}) for one in found.values()]
 
 
 def _more(template: Template) -> Iterator[Wanted]:
-    """Yield the account and the pull secrets of a pod. The kubelet goes without a pull secret that is missing."""
+    """Yield what the kubelet itself uses for a pod: it goes without a pull secret that is missing."""
     if account := template.spec.get("serviceAccountName"):
         yield "ServiceAccount", str(account), f"{template.spec_path}.serviceAccountName", None, False
+    for name, volume in template.volumes().items():
+        if given := (volume.get("csi") or {}).get("nodePublishSecretRef"):
+            yield "Secret", str(given.get("name") or ""), f"{template.spec_path}.volumes[{name}].csi", None, False
     for one in template.spec.get("imagePullSecrets") or []:
         yield "Secret", str(one.get("name") or ""), f"{template.spec_path}.imagePullSecrets", _PULL_KEYS[0], True
 

@@ -96,6 +96,11 @@ def wanted(template: Template) -> Iterator[Wanted]:
             for key in [item["key"] for item in ref.get("items") or []] or ([None] if ref else []):
                 yield kind, source_name(ref), path, key, bool(ref.get("optional"))
     for path, container in template.containers():
+        for mount in container.get("volumeMounts") or []:
+            found = sources(template.volumes().get(mount["name"], {}))
+            if mount.get("subPath") and len(found) == 1 and not found[0][1].get("items"):
+                (kind, ref), key = found[0], mount["subPath"].partition("/")[0]
+                yield kind, source_name(ref), f"{path}.volumeMounts[{mount['name']}]", key, bool(ref.get("optional"))
         for source in container.get("envFrom") or []:
             for field, kind in MAPS.items():
                 if given := source.get(field):
