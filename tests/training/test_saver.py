@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.inprocess import StopAfter, Texts, losses, run, same, tensors
 from tests.training.poisoned import poison
+from training import checkpoints
 from training.checkpoint.attempt import Attempt
 from training.checkpoint.layout import committed_steps
 from training.checkpoint.read import open_checkpoint
@@ -208,6 +209,27 @@ def test_a_run_that_ends_for_its_loss_keeps_the_save_in_flight(
     with pytest.raises(LossError, match="not finite at step 13"):
         run(texts, (KEPT, BESIDE, "device.log_every=1"), tmp_path, data_root)
     assert committed_steps(RunDir(tmp_path).checkpoints) == [5, 10]
+
+
+def test_pruning_by_hand_leaves_the_save_in_flight(
+    texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While step 16 is being written, a person keeps the newest two, and a second job cleans up what dead ones left."""
+    begin, seen = Attempt.begin, []
+
+    def begin_and_prune(root: Path, step: int) -> Attempt:
+        attempt = begin(root, step)
+        if step == 16:
+            there = checkpoints.tier_at(tmp_path)
+            names = checkpoints.superseded_of(there, {"last": 2})["names"]
+            seen.append(checkpoints.prune(there, {"last": 2}, names)["names"])
+            seen.append(Store(root, log=lambda line: None).steps())
+        return attempt
+
+    monkeypatch.setattr(Attempt, "begin", begin_and_prune)
+    done = run(texts, (KEPT, BESIDE, "checkpoint.every=4"), tmp_path, data_root, StopAfter(17))
+    assert seen == [["step-00000004"], [8, 12]]
+    assert committed_steps(done.checkpoints) == [8, 12, 16, 17]
 
 
 class Waits(TorchDispatchMode):
