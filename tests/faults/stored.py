@@ -92,14 +92,13 @@ def _swept(waiting: list[Swept], steps: set[int], in_flight: list[Swept]) -> Out
     """What the points of saves that training waits for showed, and those of saves in flight."""
     found = [set().union(*(one.found for one in many)) for many in (waiting, in_flight)]
     counts = [sum(one.points for one in many) for many in (waiting, in_flight)]
-    (older, newer), lost = sorted(steps), max(one.lost for one in in_flight)
-    seen = (
-        f"training waits: {counts[0]} points, step {older} or {newer} whole; in flight: {counts[1]} points, "
-        f"step {beside.IN_FLIGHT - beside.EVERY} or {beside.IN_FLIGHT} whole, then bitwise the same course"
-    )
+    told = [
+        f"{count} points, step {' or '.join(map(str, sorted(one)))}" for count, one in zip(counts, found, strict=True)
+    ]
+    seen = f"training waits: {told[0]}, whole; in flight: {told[1]}, whole, then bitwise the same course"
     proof = "each victim ended by signal 9; in flight its training was at a later step"
     right = found == [steps, {beside.IN_FLIGHT - beside.EVERY, beside.IN_FLIGHT}]
-    return Outcome(right, proof, seen, lost, points=sum(counts))
+    return Outcome(right, proof, seen, max(one.lost for one in in_flight), points=sum(counts))
 
 
 def dcp_killed_everywhere(bed: Bed) -> Outcome:
