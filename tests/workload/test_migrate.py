@@ -89,6 +89,13 @@ def test_it_stays_one_world(changes: Object, world: int) -> None:
     assert (spec["activeDeadlineSeconds"], made.job.backoff["backoffLimit"]) == (60, 3)
 
 
+@pytest.mark.parametrize(("elastic", "fixed"), [(None, True), (ELASTIC, False)])
+def test_a_number_of_nodes_in_a_variable_is_said(elastic: Object | None, fixed: bool) -> None:
+    changes = {"elastic": elastic} if elastic else {}
+    made = migrated(job(container={"command": ["torchrun", "a.py"]}, **changes))
+    assert any(text.startswith("WORLD_SIZE of spec.trainer.env") for text in made.said) is fixed
+
+
 def test_without_the_operators_variables_each_pod_would_train_alone() -> None:
     """Control: upstream's own page turns the command over unchanged."""
     made = migrated(job())

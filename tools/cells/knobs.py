@@ -289,7 +289,7 @@ def _with_features(manifests: Manifests, names: Sequence[str]) -> Manifests:
             hint = repo.did_you_mean(name, features()) or f"known: {', '.join(features())}"
             raise UserError(f"--feature {name}: {FEATURES}/{name} does not exist", hint)
     added: list[str] = []
-    for name in sorted(names, key=CHANGE_KIND.__contains__):
+    for name in sorted(dict.fromkeys(names), key=CHANGE_KIND.__contains__):
         try:
             text = kustomize.with_component(manifests.objects, f"{FEATURES}/{name}")
         except UserError as problem:

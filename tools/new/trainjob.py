@@ -74,6 +74,7 @@ def migrate(manifests: Manifests) -> Migrated:
     processes = _processes(before[0], main)
     runtime, train = _objects(job, template)
     own = [one for one in given if one["name"] not in RESERVED]
+    said += [TEXTS["size"]] if any(one["name"] == "WORLD_SIZE" for one in own) else []
     train["spec"]["trainer"] = {"numNodes": len(before), **processes, "env": own}
     for container in spec["containers"]:
         added = [] if container is main else copy.deepcopy(given)
