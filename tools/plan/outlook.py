@@ -13,7 +13,6 @@ from tools.plan.layout import CARDS, FITTED, Layout, Machine, Shape, chunk_size,
 from tools.plan.memory import Estimate, Room
 from tools.plan.speed import Step
 from training.config import Config
-from training.run.ledger import ettr
 
 OFFERS: dict[str, Any] = load("facts/offers.yaml")
 FITTED_ERROR: Mapping[str, float] = load("facts/cards.yaml")["error"]
@@ -272,6 +271,8 @@ class Plan:
         """The expected ETTR: time goes to saves, lost steps and restarts (Kokolis et al. 2024)."""
         if self.step_s is None or self.between_failures_s is None:
             return None
+        from training.run.ledger import ettr  # imported here: it would slow what asks for memory only
+
         interval = self.run.save_every * self.step_s
         lost = float(OFFERS["restart_s"]["value"]) + interval / 2
         return ettr(interval / (1 + lost / self.between_failures_s), interval + self.stall_s)

@@ -5,16 +5,16 @@ import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from tools.cells.memory import room_on
+from tools.cells import outlook
 from tools.cells.published import Published
 from tools.cells.trainer_config import inputs
+from tools.core.errors import UserError
 from tools.core.tables import load
 from tools.core.verdict import Verdict, bad, doubtful, good, unclear
 from tools.facts.gated import GATED
 from tools.facts.instances import NEURON, NVIDIA
 from tools.kube import network_policy
 from tools.kube.manifests import Object
-from tools.plan.memory import Room, estimate
 from tools.preflight.rule import Place, needed, rule
 from tools.preflight.rules.security import labels_of
 from tools.preflight.rules.storage import LAYER, READ_ONLY, SHARED, mount_of, save_seconds, storage
@@ -165,16 +165,18 @@ def _on_node(template: Template, path: str) -> Verdict:
 @rule("device-memory")
 def device_memory(subject: Subject) -> Iterator[Verdict]:
     for template, texts in _configured(subject):
-        loaded, machines = _loaded(texts), template.selected.known
-        world = _world_size(subject, template)
-        if isinstance(loaded, ConfigError) or not machines or template.selected.unknown:
+        loaded, job = _loaded(texts), subject.job_of(template)
+        if isinstance(loaded, ConfigError) or job is None:
             continue
-        room = room_on(machines[0])
-        ranks = Room(world // template.nodes if world else room.processes, room.nbytes, room.what)
-        if _unshared(loaded, ranks.processes * template.nodes, template):
-            continue  # another rule reports the number of ranks
-        need = estimate(loaded, template.nodes, ranks)
-        place = Place(template.object, "cell.yaml: parallel", f"{template.nodes} x {machines[0].name}")
+        try:
+            plan = outlook.of_job(job.workload, loaded)
+        except (UserError, ConfigError):
+            continue  # another rule reports the devices or the number of ranks
+        need, machine = plan.memory, plan.run.instance
+        if not need.room.nbytes:
+            continue
+        where = f"{plan.run.nodes} x {machine.name if machine else 'pod'}"
+        place = Place(template.object, "cell.yaml: parallel", where)
         if need.fits:
             yield good(place, need.summary())
         else:
