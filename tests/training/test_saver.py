@@ -215,7 +215,8 @@ def test_pruning_by_hand_leaves_the_save_in_flight(
     texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While step 16 is being written, a person keeps the newest two, and a second job cleans up what dead ones left."""
-    begin, seen = Attempt.begin, []
+    begin = Attempt.begin
+    seen: list[Any] = []
 
     def begin_and_prune(root: Path, step: int) -> Attempt:
         attempt = begin(root, step)
