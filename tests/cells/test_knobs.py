@@ -274,15 +274,16 @@ def test_a_knob_that_does_not_fit_is_one_error(cell: str, values: Object, messag
 SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "others"}, "spec": {"clusterIP": "None"}}
 
 
-@pytest.mark.parametrize("kind", ["Job", "JobSet", "TrainJob"])
+@pytest.mark.parametrize("kind", ["Job", "PyTorchJob", "TrainJob"])
 def test_the_queue_of_kueue_is_for_each_kind_that_it_takes(kind: str) -> None:
     made = knobs.applied(Manifests("job.yaml", [*bed(kind), SERVICE]), Knobs(features=("kueue",)))
     assert kinds.job_of(made).queue == "trainyard"
 
 
-def test_a_feature_without_effect_is_an_error_with_any_number_of_objects() -> None:
+@pytest.mark.parametrize("kind", ["JobSet", "Volcano"])  # base/plugins/kueue has no integration of them
+def test_a_feature_without_effect_is_an_error_with_any_number_of_objects(kind: str) -> None:
     with pytest.raises(UserError, match="--feature kueue changes nothing here"):
-        knobs.applied(Manifests("job.yaml", [*bed("Volcano"), SERVICE]), Knobs(features=("kueue",)))
+        knobs.applied(Manifests("job.yaml", [*bed(kind), SERVICE]), Knobs(features=("kueue",)))
 
 
 @pytest.mark.parametrize(
