@@ -71,6 +71,35 @@ def test_differences_ignore_a_pods_own_name() -> None:
     assert list(pod_env.differences(found)) == [("environment", "A", {"1": ["job-0"], "(missing)": ["job-1"]})]
 
 
+def test_differences_ignore_what_differs_on_every_node() -> None:
+    uuid = "0e6d9a6c-1111-4222-8333-{:012d}"
+    found = {
+        f"job-{at}": {
+            "environment": {"NVIDIA_VISIBLE_DEVICES": f"GPU-{uuid.format(at)}", "RUN_ID": uuid.format(at)},
+            "mounts": {
+                "/": f"overlay overlay rw,lowerdir=/snapshots/{at}/fs,upperdir=/snapshots/{at + 9}/fs",
+                "/data": f"/kubelet/pods/{uuid.format(at)}/x nfs4 rw,vers=4.{at},clientaddr=10.0.0.{at}",
+            },
+        }
+        for at in range(2)
+    }
+    assert [name for _, name, _ in pod_env.differences(found)] == ["RUN_ID", "/data"], "an id, and the NFS version"
+
+
+def test_variables_of_a_pods_own_fields_are_no_difference(home: Path, yard: Yard) -> None:
+    """The cells' own POD_UID and TRAINYARD_NODE, by the manifest and not by their names."""
+    objects = json.loads((home / "objects.json").read_text())
+    for pod in objects["pods"]:
+        field = {"fieldRef": {"fieldPath": "metadata.uid"}}
+        pod["spec"]["containers"][0]["env"] = [{"name": "MINE", "valueFrom": field}]
+    (home / "objects.json").write_text(json.dumps(objects))
+    python = (home / "bin" / "python3").read_text()
+    (home / "bin" / "python3").write_text(python.replace("export HOSTNAME", "export MINE=$$ OTHER=$$ HOSTNAME"))
+    names = {row["name"] for row in yard.json("env", JOB, "--diff", code=1)["different"]}
+    assert "OTHER" in names
+    assert "MINE" not in names
+
+
 def test_a_pod_that_answers_something_else_is_unknown(home: Path, yard: Yard) -> None:
     (home / "bin" / "python3").write_text("#!/bin/sh\necho '{\"a\": 1}'\n")
     assert "its answer is not that of the program" in yard("env", JOB, code=3).err

@@ -1,6 +1,7 @@
 """What pods, or ranks on this machine, have: environment, packages, torch's build, devices, mounts, limits, kernel."""
 
 import json
+import re
 import secrets
 import subprocess
 import sys
@@ -21,12 +22,17 @@ from training.run.directory import RunDir
 from training.run.heartbeat import Beat
 
 Env = dict[str, dict[str, str]]  # values by section and name
-# Variables that differ between the pods of one job by their meaning.
-OWN = frozenset(
-    ("HOSTNAME", "POD_NAME", "POD_IP", "NODE_NAME", "RANK", "NODE_RANK", "PET_NODE_RANK", "JOB_COMPLETION_INDEX")
-)
-
-
+# Variables that differ between the pods of one job by their meaning, and fields of a pod that make others so.
+OWN = frozenset(("HOSTNAME", "RANK", "NODE_RANK", "PET_NODE_RANK", "JOB_COMPLETION_INDEX"))
+_OWN_FIELDS = {
+    "metadata.name", "metadata.uid", "spec.nodeName", "status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs"
+}  # fmt: skip
+_UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+# What differs on every node: the devices of a pod, its layers, its NFS client, directories of the kubelet.
+_OWN_TEXT = {
+    "environment": re.compile(f"(?:GPU|MIG)-{_UUID}"),
+    "mounts": re.compile(f"(?:lowerdir|upperdir|workdir|clientaddr)=[^,]*|{_UUID}"),
+}
 PROGRAM = Path(pod_env.__file__)
 SECONDS = 60
 
@@ -39,6 +45,8 @@ class Found:
     envs: dict[str, Env | str]
     where: dict[str, str]
     """What is printed in place of a name."""
+    own: frozenset[str] = OWN
+    """Variables that are each pod's own."""
 
 
 def of_job(kubectl: Kubectl, job: str | None, ranks: Sequence[int | None] | None, salt: str) -> Found:
@@ -55,7 +63,14 @@ def of_job(kubectl: Kubectl, job: str | None, ranks: Sequence[int | None] | None
         raise UserError(f"{seen.name} has no pods", code=3)
     pods = seen.pods if ranks is None else [seen.pods[0] if one is None else pod_of(seen, one) for one in ranks]
     envs = dict(zip((pod.name for pod in pods), each(lambda pod: _in_pod(here, pod, salt), pods), strict=True))
-    return Found(seen.name, envs, {pod.name: f"{pod.short} on {pod.node}" for pod in pods})
+    return Found(seen.name, envs, {pod.name: f"{pod.short} on {pod.node}" for pod in pods}, OWN.union(*map(_own, pods)))
+
+
+def _own(pod: JobPod) -> set[str]:
+    """Return the variables that a pod's manifest fills with what is the pod's own."""
+    entries = (entry for container in pod.spec["containers"] for entry in container.get("env") or [])
+    fields = ((one["name"], ((one.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath")) for one in entries)
+    return {name for name, field in fields if field in _OWN_FIELDS}
 
 
 def _in_pod(kubectl: Kubectl, pod: JobPod, salt: str) -> Env | str:
@@ -116,18 +131,20 @@ def checked(answer: object) -> Env:
     return {str(name): {str(key): str(value) for key, value in section.items()} for name, section in answer.items()}
 
 
-def differences(found: Mapping[str, Env]) -> Iterator[tuple[str, str, dict[str, list[str]]]]:
+def differences(found: Mapping[str, Env], own: frozenset[str] = OWN) -> Iterator[tuple[str, str, dict[str, list[str]]]]:
     """Yield section, name, and the pods of each value, for what differs between pods.
 
-    A pod's own name in a value, and variables that hold its number, do not count as differences.
+    A pod's own name in a value, its `own` variables, and what differs on every node do not count as differences.
     """
     names = {(section, name) for env in found.values() for section, values in env.items() for name in values}
     for section, name in sorted(names):
-        if section == "environment" and name in OWN:
+        if section == "environment" and name in own:
             continue
         values: dict[str, list[str]] = {}
         for pod, env in found.items():
             value = env.get(section, {}).get(name, "(missing)").replace(pod, "(this pod)")
+            if section in _OWN_TEXT:
+                value = _OWN_TEXT[section].sub("(its own)", value)
             values.setdefault(value, []).append(pod)
         if len(values) > 1:
             yield section, name, values

@@ -15,7 +15,8 @@ def command(kubectl: Kubectl, job: str, rank: int | None, diff: str | None, as_j
     if diff and len(envs) + len(unknown) == 1:
         (same,) = [*envs, *unknown]
         raise UserError(f"--diff {diff}: both are {same}", "name a rank in another pod, or another job")
-    rows = list(pod_env.differences(envs)) if diff is not None else []
+    own = frozenset().union(*(each.own for each in found))
+    rows = list(pod_env.differences(envs, own)) if diff is not None else []
     name = " and ".join(dict.fromkeys(each.job for each in found))
     if as_json:
         different = [{"section": section, "name": key, "values": values} for section, key, values in rows]
