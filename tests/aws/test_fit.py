@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.workload.beds import bed
 from tools import cli
 from tools.cells import locate
 from tools.cells.knobs import Knobs, applied
@@ -15,6 +16,7 @@ from tools.cluster import spec as specs
 from tools.cluster.spec import Spec
 from tools.core import repo
 from tools.core.errors import UserError
+from tools.kube.manifests import Manifests
 from tools.preflight.evaluate import evaluate
 
 P5, CPU = "p5/llama-3-1-8b", "cpu/llama-tiny"  # 4 p5en.48xlarge; 2 pods on any node
@@ -107,6 +109,15 @@ def test_the_operator_of_hyperpod_is_documented_for_some_versions(
     for line in lines:
         assert any(line in one for one in found.evidence), found.evidence
     assert not [one for one in fit.check(known, locate.rendered(P5)) if "AWS documents" in one.summary]
+
+
+@pytest.mark.parametrize("kind", ["PyTorchJob", "TrainJob", "Job", "JobSet"])
+def test_a_queue_takes_only_kinds_of_which_kueue_has_an_integration(kind: str) -> None:
+    objects = bed(kind)
+    objects[0]["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "trainyard"}
+    found = fit.check(specs.load(repo.root(), "gpu"), Manifests("job.yaml", objects))
+    said = "Kueue has no integration of JobSet: the job starts without its queue trainyard"
+    assert [one.summary for one in found if one.state.value == "WARN"] == ([said] if kind == "JobSet" else [])
 
 
 @pytest.mark.parametrize(

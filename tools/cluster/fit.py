@@ -5,8 +5,10 @@ A fact that is not there is unknown, and `none` means that the cluster has nothi
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
+
+import yaml  # type: ignore[import-untyped]
 
 from tools.cells.kustomize_graph import is_kustomization, reached
 from tools.cluster import machines
@@ -43,6 +45,7 @@ def check(cluster: Spec, manifests: Manifests) -> list[Verdict]:
             found.append(_verdict(State.CANNOT_TELL, summary, None, cluster.source))
         if job.queue:
             found.append(_named(cluster, "QUEUES", job.queue, f"the queue {job.queue}", "base/plugins/kueue/queue"))
+            found += _without_integration(cluster, job)
         if job.kind == "HyperPodPyTorchJob":
             found.append(_hyperpod(cluster, job))
     kubernetes = {"kubernetes": [cluster.get("KUBERNETES_VERSION") or ""]}
@@ -122,12 +125,26 @@ def _takes(cluster: Spec, part: str) -> bool:
     return is_kustomization(plugins) and repo.project() / part in reached(repo.project(), plugins)
 
 
-def _kueue(cluster: Spec) -> list[str]:
-    """Return the release of Kueue that the cluster's directory takes from base/, if it does."""
+def _release(cluster: Spec) -> Manifests:
+    """Return the release of Kueue that the cluster's directory takes from base/, no objects if it takes none."""
     if not _takes(cluster, KUEUE):
-        return []
-    release = parse((repo.project() / KUEUE / "release.yaml").read_text(encoding="utf-8"), KUEUE)
-    return [str(one["spec"]["ref"]["tag"]) for one in release.of_kind("OCIRepository")]
+        return Manifests(KUEUE, [])
+    return parse((repo.project() / KUEUE / "release.yaml").read_text(encoding="utf-8"), KUEUE)
+
+
+def _kueue(cluster: Spec) -> list[str]:
+    return [str(one["spec"]["ref"]["tag"]) for one in _release(cluster).of_kind("OCIRepository")]
+
+
+def _without_integration(cluster: Spec, job: Workload) -> Iterator[Verdict]:
+    """Yield that the directory's Kueue does not take jobs of this kind, so that their label has no effect."""
+    name = f"{job.api.rpartition('/')[0]}/{job.kind}".lower()
+    for one in _release(cluster).of_kind("HelmRelease"):
+        text = one["spec"]["values"]["managerConfig"]["controllerManagerConfigYaml"]
+        frameworks = yaml.safe_load(text)["integrations"]["frameworks"]
+        if name not in frameworks:
+            summary = f"Kueue has no integration of {job.kind}: the job starts without its queue {job.queue}"
+            yield _verdict(State.WARN, summary, f"add {name}", f"{KUEUE}/release.yaml: {', '.join(frameworks)}")
 
 
 def _nodes(cluster: Spec, job: Workload, role: Role) -> tuple[Verdict, float]:
