@@ -325,6 +325,8 @@ def test_what_no_card_is_fitted_to(
             for text in ("soon", "0d", "7 d", "-1h", "")
         ),
         *((["search", "llama-3-1-8b", "--budget", text], 2, "--budget") for text in ("0", "-5", "nan", "inf")),
+        (["search", "p5/llama-3-1-8b"], 2, "its model: llama-3-1-8b"),
+        (["search", "overlays/model/llama-3-1-8b/", "--gpus", "p5"], 0, "p5.48xlarge"),
         (["search", "llama-3-1-9b"], 2, "did you mean llama-3-1-8b?"),
         (["diff", "no-such-revision"], 2, "no such commit"),
     ],

@@ -67,6 +67,8 @@ def _parameter(name: str, row: Any, hint: Any) -> click.Parameter:
 class _Finite(click.FloatRange):
     """Numbers in a range, which nan and inf are not."""
 
+    name = "number"  # in messages
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):

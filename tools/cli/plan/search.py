@@ -29,6 +29,7 @@ def command(model: str, budget: float | None, deadline: str | None, gpus: str | 
     root = repo.root()
     found, hours, budget = matrix.read(root), _hours(deadline), math.inf if budget is None else budget
     machines = _machines(gpus, found)
+    model = _name(model, found)
     config = _configuration(root, model, found.models)
     base = Run.of(model, config, 1, Room(1, 0, "GPU"), None)
     best = front(base, [(one, room_on(one)) for one in machines])
@@ -48,6 +49,14 @@ def command(model: str, budget: float | None, deadline: str | None, gpus: str | 
         output.line("the first as a cell of overlays/matrix.yaml:")
         output.block(_cell(plans[0], model))
     return 0 if plans else 1
+
+
+def _name(model: str, found: matrix.Matrix) -> str:
+    """Return the name of a model that its directory names. Raises UserError for a cell."""
+    way, _, name = model.rstrip("/").rpartition("/")
+    if f"{way.rpartition('/')[2]}/{name}" in {cell.name for cell in found.cells}:
+        raise UserError(f"{model} is a cell", f"its model: {name}")
+    return name if way.endswith("overlays/model") and name in found.models else model
 
 
 def _configuration(root: Path, model: str, known: list[str]) -> Config:
