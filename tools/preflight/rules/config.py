@@ -1,5 +1,6 @@
 """Rules on the configuration of trainyard's trainer, and on models that need a token."""
 
+import contextlib
 import functools
 import re
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from tools.facts.gated import GATED
 from tools.facts.instances import NEURON, NVIDIA
 from tools.kube import network_policy
 from tools.kube.manifests import Object
+from tools.plan.outlook import Plan
 from tools.preflight.rule import Place, needed, rule
 from tools.preflight.rules.security import labels_of
 from tools.preflight.rules.storage import LAYER, READ_ONLY, SHARED, mount_of, save_seconds, storage
@@ -23,7 +25,6 @@ from tools.simulator import wiring
 from tools.simulator.command_line import literals, words
 from tools.simulator.volumes import source_name, sources
 from training.config import DATA, FILES, Config, ConfigError, Track, elastic, load_texts
-from training.models.counting import trainable_parameters
 from training.models.published import differences
 
 TOKEN_NAMES: list[str] = load("preflight/words.yaml")["token variables"]
@@ -35,7 +36,6 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 RIGHTS = ("s3:ListBucket", "s3:GetObject", "s3:PutObject")
 AWS_KEYS = {"AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE"}
 IDENTITY = "serviceAccountName, and a role for it (yard cluster identity)"
-BYTES_SAVED = 12  # per parameter: an fp32 weight and two moments
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
@@ -162,16 +162,18 @@ def _on_node(template: Template, path: str) -> Verdict:
     return good(place, where)
 
 
-@rule("device-memory")
-def device_memory(subject: Subject) -> Iterator[Verdict]:
+def _plans(subject: Subject) -> Iterator[tuple[Template, Plan]]:
+    """Yield the plan of each template with a configuration that its ranks can train; other rules report the rest."""
     for template, texts in _configured(subject):
         loaded, job = _loaded(texts), subject.job_of(template)
-        if isinstance(loaded, ConfigError) or job is None:
-            continue
-        try:
-            plan = outlook.of_job(job.workload, loaded)
-        except (UserError, ConfigError):
-            continue  # another rule reports the devices or the number of ranks
+        if not isinstance(loaded, ConfigError) and job is not None:
+            with contextlib.suppress(UserError, ConfigError):
+                yield template, outlook.of_job(job.workload, loaded)
+
+
+@rule("device-memory")
+def device_memory(subject: Subject) -> Iterator[Verdict]:
+    for template, plan in _plans(subject):
         need, machine = plan.memory, plan.run.instance
         if not need.room.nbytes:
             continue
@@ -214,14 +216,12 @@ def inputs_mounted(subject: Subject) -> Iterator[Verdict]:
 
 @rule("save-time")
 def save_time(subject: Subject) -> Iterator[Verdict]:
-    for template, texts in _configured(subject):
-        loaded, machines = _loaded(texts), template.selected.known
-        if isinstance(loaded, ConfigError) or not machines or template.selected.unknown:
+    for template, plan in _plans(subject):
+        machine, size = plan.run.instance, plan.checkpoint_bytes
+        if machine is None or not machine.network_mbps:
             continue
-        size = BYTES_SAVED * trainable_parameters(loaded.model, loaded.lora)
-        speed = template.nodes * max(one.network_mbps for one in machines) * 1e6 / 8
-        need, given = size / speed, save_seconds(template)
-        value = f"{size / 2**30:,.1f} GiB over {template.nodes} x {machines[0].name}: {need:,.1f} s of {given} s"
+        need, given = size / (plan.run.nodes * machine.network_mbps * 1e6 / 8), save_seconds(template)
+        value = f"{size / 2**30:,.1f} GiB over {plan.run.nodes} x {machine.name}: {need:,.1f} s of {given} s"
         place = Place(template.object, f"{template.spec_path}.terminationGracePeriodSeconds", value)
         if need < given:
             yield good(place, "a checkpoint fits into the available time")
