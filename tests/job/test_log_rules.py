@@ -56,6 +56,8 @@ def test_metrics_faults_and_ranks() -> None:
     two = [f"[default{rank}]:speed={value}" for value in (5, 4) for rank, value in ((0, value), (1, 99))]
     verdict = log_rules.check([speed], log_lines.read("\n".join(two)))[0]
     assert {event["rank"] for event in verdict.details["events"] if event["state"] == "SLOW"} == {"local rank 0"}
+    torchrun = [at(0, "starting"), *(at(s, f"[default0]:step {s}") for s in range(0, 90, 30)), at(99, "[rank0]: x")]
+    assert checked({**STEPS, "expectedStartCutOffInSeconds": 9}, *torchrun)[0] is State.PASS, "a line without a rank"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,8 @@ def test_metrics_faults_and_ranks() -> None:
         ({"operator": "<"}, "operator < is not one of gt, lt, eq, gteq, lteq"),
         ({"metricThreshold": 1, "operator": "lt"}, "logPattern has no group"),
         ({"expectedRecurringFrequencyInSeconds": "60"}, "expectedRecurringFrequencyInSeconds is 60, and not a number"),
+        ({"logPattern": "(?!)"}, "logPattern can never match: (?!) matches nothing"),
+        ({"faultOnMatch": "yes"}, "faultOnMatch is yes, and not true or false"),
         ({"pattern": "x"}, "pattern is not a key of a rule"),
         ({"logPattern": ".*"}, "logPattern matches an empty text"),
         ({"stopPattern": "(done)?"}, "stopPattern matches an empty text"),
@@ -139,6 +143,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     monkeypatch.setattr(check, "SECONDS", 1)
     assert invoke(words) == 1
     assert "the patterns took more than 1 s" in capsys.readouterr().err
+    rules.write_text("[{name: a}, 5]")
+    assert invoke(words) == 2
+    assert "5 is not a rule" in capsys.readouterr().err
     rules.write_text("kind: Pod")
     assert invoke(words) == 2
     assert "no logMonitoringConfiguration" in capsys.readouterr().err

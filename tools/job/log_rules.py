@@ -29,7 +29,8 @@ OPERATORS = {
     "gt": float.__gt__, "lt": float.__lt__, "eq": float.__eq__, "gteq": float.__ge__, "lteq": float.__le__,
 }  # fmt: skip
 REPORTED = {"HANGING": "LogHang", "SLOW": "LogSlow", "FAULTED": "LogFault"}  # the agent's reason for a faulted pod
-_PREFIX = re.compile(r"\[[A-Za-z_]+(\d+)\]: ?")  # of torchrun --tee, as in the log of a pod
+_PREFIX = re.compile(r"\[(?:default|trainer|worker)(\d+)\]: ?")  # of torchrun --tee with its roles, in a pod's log
+_WORDS = {int: "a number", str: "a text", bool: "true or false"}
 _LONGEST = 2000  # characters of a pattern
 _NOT_LOADED = "the agent loads none of the rules"
 _TIMES = {"expectedStartCutOffInSeconds", "expectedRecurringFrequencyInSeconds"}
@@ -121,8 +122,10 @@ def rules_of(value: Any, source: str) -> list[dict[str, Any]]:
         spec = value.get("spec")
         policy = spec.get("runPolicy") if isinstance(spec, dict) else value
         found = policy.get("logMonitoringConfiguration") if isinstance(policy, dict) else []
-    if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
+    if not isinstance(found, list) or not found:
         raise UserError(f"{source}: no logMonitoringConfiguration", "a HyperPodPyTorchJob has it in spec.runPolicy")
+    if wrong := [one for one in found if not isinstance(one, dict)]:
+        raise UserError(f"{source}: {short(wrong[0])} is not a rule", "a rule is a mapping with name and logPattern")
     return found
 
 
@@ -144,7 +147,10 @@ def check(rules: Sequence[dict[str, Any]], lines: Sequence[Line]) -> list[Verdic
 
 
 def _streams(lines: Sequence[Line]) -> dict[str, list[tuple[int, float | None, str]]]:
-    """Return number, seconds and text of the lines of each rank, as in the files that the agent reads."""
+    """Return number, seconds and text of the lines of each rank, as in the files that the agent reads.
+
+    Beside lines of ranks, those without a rank are torchrun's own.
+    """
     found: dict[str, list[tuple[int, float | None, str]]] = {}
     first = next((line.time for line in lines if line.time), None)
     for line in lines:
@@ -152,6 +158,8 @@ def _streams(lines: Sequence[Line]) -> dict[str, list[tuple[int, float | None, s
         seconds = (line.time - first).total_seconds() if line.time and first else None
         rank = f"local rank {prefix[1]}" if prefix else ""
         found.setdefault(rank, []).append((line.number, seconds, line.text[prefix.end() if prefix else 0 :]))
+    if len(found) > 1:
+        found.pop("", None)
     return found or {"": []}
 
 
@@ -177,8 +185,7 @@ def fault_of(rule: dict[str, Any]) -> tuple[str, str] | None:
         if key not in KEYS:
             return f"{short(key)} is not a key of a rule", "the API server refuses or drops the key"
         if type(value) is not KEYS[key]:
-            kind = "a number" if KEYS[key] is int else KEYS[key].__name__
-            return f"{key} is {short(value)}, and not {kind}", "the API server refuses the job"
+            return f"{key} is {short(value)}, and not {_WORDS[KEYS[key]]}", "the API server refuses the job"
         if isinstance(value, int) and KEYS[key] is int and key != "metricThreshold" and value < 1:
             return f"{key} is {value}, and must be at least 1", "the rule fires on a run that is well"
     for key in ("name", "logPattern"):
@@ -193,8 +200,8 @@ def fault_of(rule: dict[str, Any]) -> tuple[str, str] | None:
         except (re.error, OverflowError, RecursionError) as problem:
             return f"{key} is not a regular expression: {problem}", _NOT_LOADED
         if key in rule and re.match(rule[key], ""):
-            effect = "while no line comes, the agent tries its rules on an empty text every second"
-            return f"{key} matches an empty text", effect
+            effect = "so that the rule ends at once" if key == "stopPattern" else "so that no silence fires"
+            return f"{key} matches an empty text", f"the agent tries one each second without a line, {effect}"
     if {"operator", "metricThreshold"} <= rule.keys() and not re.compile(rule["logPattern"]).groups:
         return "logPattern has no group that holds the value for metricThreshold", "the rule compares no value"
     if not (_TIMES & rule.keys() or rule.get("faultOnMatch") or {"operator", "metricThreshold"} <= rule.keys()):
@@ -241,7 +248,7 @@ def _reason(row: list[Any], index: int, item: Any, least: int, most: int) -> str
     behind = _literals(row[index + 1 :], item.state.flags)
     if code is codes.AT:
         return _misplaced(row, index, item.state.flags, least, most)
-    if code is codes.FAILURE:
+    if code is codes.FAILURE or (code is codes.ASSERT_NOT and not value[1]):
         return "(?!) matches nothing"
     if code is codes.LITERAL and value == ord("\r"):
         return "Python reads a carriage return as the end of a line"
