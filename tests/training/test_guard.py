@@ -55,8 +55,8 @@ def test_a_spike_is_six_deviations_above_the_mean_of_known_steps() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("train.on_spike=skipp", "'skipp' is not stop, skip or rollback:N .*nearest value: skip"),
-        ("train.on_nan=rollback:0", "'rollback:0' is not stop, skip or rollback:N .*nearest value: rollback:1"),
+        ("train.on_spike=skipp", "'skipp' is not stop, skip, ignore or rollback:N .*nearest value: skip"),
+        ("train.on_nan=rollback:0", "'rollback:0' is not stop, skip, ignore or rollback:N .*nearest value: rollback:1"),
         ("train.on_spike=restart", "nearest value: stop"),
         ("train.on_nan=ignore", "train.on_nan ignore would train on broken weights; nearest value: skip"),
     ],
