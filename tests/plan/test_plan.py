@@ -22,7 +22,7 @@ import yaml  # type: ignore[import-untyped]
 from tests.plan import error
 from tools import cli
 from tools.cells import hardware, matrix
-from tools.cells.memory import room_of, room_on
+from tools.cells.memory import plan_of, room_of, room_on
 from tools.cli.plan import _shown
 from tools.core import repo
 from tools.facts.instances import INSTANCES
@@ -161,10 +161,7 @@ def test_each_term_is_documented() -> None:
     ]
     documented = {name for names in first for name in names}
     cells = [cell for cell in matrix.read(ROOT).cells if not cell.script]
-    plans = [
-        Plan(Run.of(one.name, matrix.configuration(ROOT, one), one.nodes, room_of(ROOT, one), one.instance))
-        for one in cells
-    ]
+    plans = [plan_of(ROOT, cell) for cell in cells]
     names = {term.name for plan in plans for term in (*plan.memory.terms, *plan.memory.left_out)}
     names |= {step.name for plan in plans for step in plan.steps}
     assert names - documented == set()
@@ -214,8 +211,7 @@ def test_a_found_plan_is_a_cell_of_the_same_plan(tmp_path: Path, capsys: pytest.
         table["cells"].setdefault(hardware, {}).update(models)
         path.write_text(yaml.safe_dump(table, sort_keys=False), encoding="utf-8")
         cell = next(cell for cell in matrix.read(tmp_path).cells if cell.name == f"{hardware}/mixtral-8x7b")
-        room = room_of(tmp_path, cell)
-        plan = Plan(Run.of("x", matrix.configuration(tmp_path, cell), cell.nodes, room, cell.instance))
+        room, plan = room_of(tmp_path, cell), plan_of(tmp_path, cell)
         assert plan.step_s == pytest.approx(one["step_s"])
         assert plan.memory.needed == one["memory"]["needed"] <= room.nbytes
     matrix.sync(tmp_path)

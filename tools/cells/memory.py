@@ -14,15 +14,20 @@ from tools.core.errors import UserError
 from tools.facts.instances import Instance
 from tools.kube.quantity import quantity
 from tools.plan.memory import Estimate, Room, estimate
+from tools.plan.outlook import Plan, Run
+from tools.plan.search import MICRO
 from training.config import ConfigError
-
-MICRO = (1, 2, 4, 8, 16)  # micro batch sizes that `smallest` tries
 
 
 def of_cell(root: Path, cell: Cell) -> Estimate:
     """Return what each process of a cell needs and has. Raises UserError for a wrong cell."""
+    return plan_of(root, cell).memory
+
+
+def plan_of(root: Path, cell: Cell) -> Plan:
+    """Return the plan of a cell. Raises UserError for a wrong cell."""
     try:
-        return estimate(configuration(root, cell), cell.nodes, room_of(root, cell))
+        return Plan(Run.of(cell.name, configuration(root, cell), cell.nodes, room_of(root, cell), cell.instance))
     except ConfigError as problem:
         raise UserError(f"{MATRIX}:{cell.line}: cells.{cell.hardware}.{cell.model}: {problem}") from problem
 

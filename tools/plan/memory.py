@@ -6,6 +6,7 @@ or DDP) and estimates what it cannot know (the allocator, libraries).
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from tools.facts.instances import Instance
 from tools.plan.layout import FULL, HALF, Layout, Shape
@@ -71,6 +72,15 @@ class Estimate:
     def left_out(self) -> tuple[Term, ...]:
         """The terms of the other moments."""
         return tuple(dict.fromkeys(term for one in self.moments for term in one if term not in self.terms))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON; null is unknown."""
+        return {
+            "needed": self.needed,
+            "there": self.room.nbytes or None,
+            "fits": self.fits if self.room.nbytes else None,
+            "terms": [{"name": one.name, "bytes": one.nbytes, "how": one.how} for one in self.terms],
+        }
 
     def summary(self) -> str:
         there = f"{self.room.nbytes / GIB:.1f}" if self.room.nbytes else "unknown"

@@ -342,17 +342,13 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan for JSON; null is unknown."""
-        run, need = self.run, self.memory
+        run = self.run
         told = {
             "name": run.name,
             "instance": run.instance.name if run.instance else None,
             "nodes": run.nodes,
             "gpus": run.layout.gpus,
-            "memory": {
-                "needed": need.needed, "there": need.room.nbytes or None,
-                "fits": need.fits if need.room.nbytes else None,
-                "terms": [{"name": one.name, "bytes": one.nbytes, "how": one.how} for one in need.terms],
-            },
+            "memory": self.memory.as_dict(),
             "step_s": self.step_s,
             "unknown": self.why_unknown or None,
             "step": [{**vars(one), "constants": {key: FITTED[key] for key in one.constants}} for one in self.steps],

@@ -62,12 +62,5 @@ def _print_estimate(cell: matrix.Cell, estimate: Estimate, whole: bool, note: st
 
 
 def _as_data(cell: matrix.Cell, estimate: Estimate) -> dict[str, object]:
-    return {
-        "cell": cell.name,
-        "nodes": cell.nodes,
-        "instance": cell.instance.name if cell.instance else None,
-        "fits": estimate.fits,
-        "needed": estimate.needed,
-        "there": estimate.room.nbytes,
-        "terms": [{"name": term.name, "bytes": term.nbytes, "how": term.how} for term in estimate.terms],
-    }
+    instance = cell.instance.name if cell.instance else None
+    return {"cell": cell.name, "nodes": cell.nodes, "instance": instance, **estimate.as_dict()}

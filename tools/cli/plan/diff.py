@@ -4,11 +4,10 @@ import tempfile
 from pathlib import Path
 
 from tools.cells import matrix
-from tools.cells.memory import room_of
+from tools.cells.memory import plan_of, room_of
 from tools.cli.plan import _shown
 from tools.core import UserError, git, output, repo
-from tools.plan.outlook import Place, Plan, Run
-from training.config import ConfigError
+from tools.plan.outlook import Place, Plan
 
 HEADS = (*_shown.HEADS, "storage")
 OWN = "unknown: the model of a script of your own"
@@ -45,15 +44,10 @@ def _plans(root: Path) -> dict[str, Plan | Place]:
     """Return the plan of each cell; of a script of your own only its machines are known."""
     found: dict[str, Plan | Place] = {}
     for cell in matrix.read(root).cells:
-        room = room_of(root, cell)
         if cell.script:
-            found[cell.name] = Place(cell.name, cell.instance, cell.nodes, room, OWN)
-            continue
-        config = matrix.configuration(root, cell)
-        try:
-            found[cell.name] = Plan(Run.of(cell.name, config, cell.nodes, room, cell.instance))
-        except ConfigError as problem:
-            raise UserError(f"{matrix.MATRIX}:{cell.line}: cells.{cell.hardware}.{cell.model}: {problem}") from problem
+            found[cell.name] = Place(cell.name, cell.instance, cell.nodes, room_of(root, cell), OWN)
+        else:
+            found[cell.name] = plan_of(root, cell)
     return found
 
 
