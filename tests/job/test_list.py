@@ -50,21 +50,25 @@ def test_what_is_left_has_a_price_and_only_ours_a_command(
     ]
     objects |= {
         "storageclasses": classes, "persistentvolumeclaims": claims, "services": [{"kind": "Service", **service}],
-        "persistentvolumes": [{"kind": "PersistentVolume", **volume, "status": {"phase": "Released"}}],
+        "persistentvolumes": [
+            {"kind": "PersistentVolume", **volume, "metadata": {"name": name}, "status": {"phase": phase}}
+            for name, phase in (("gone", "Released"), ("stuck", "Failed"), ("used", "Bound"))
+        ],
         "deployments.apps": boards, "configmaps": [],
     }  # fmt: skip
     path.write_text(json.dumps(objects))
     rows = {(row["kind"], row["name"]): row for row in yard.json("list", "--left")["left"]}
     assert {key: row["price"] and round(row["price"], 2) for key, row in rows.items()} == {
         ("finished job", "cpu-llama-tiny-train"): 0.0, ("claim", "unused"): 8.0, ("claim", "odd"): None,
-        ("volume", "gone"): 0.8, ("load balancer", "web"): 16.43, ("TensorBoard", "tensorboard"): 0.0,
+        ("volume", "gone"): 0.8, ("volume", "stuck"): 0.8, ("load balancer", "web"): 16.43,
+        ("TensorBoard", "tensorboard"): 0.0,
     }  # fmt: skip
     assert [key for key, row in rows.items() if row["remove"]] == [("TensorBoard", "tensorboard")]
     proof = {"name": "cpu-llama-tiny-train-submitted", "ownerReferences": [{"uid": "uid-job"}]}
     path.write_text(json.dumps({**objects, "configmaps": [{"kind": "ConfigMap", "metadata": proof}]}))
     out = yard.out("list", "--left")
     assert "yard job stop cpu-llama-tiny-train --delete -n " in out
-    assert "25.23 $/month  for what 6 objects hold, and 1 object without a price" in out
+    assert "26.03 $/month  for what 7 objects hold, and 1 object without a price" in out
     (tmp_path / "forbidden").write_text("pods persistentvolumes")
     unseen = yard("list", "--left", code=3)
     assert "not seen: Pod: " in unseen.err

@@ -88,9 +88,9 @@ def _claims(objects: Mapping[str, list[Object]]) -> Iterator[Left]:
 
 
 def _volumes(objects: Mapping[str, list[Object]]) -> Iterator[Left]:
-    """Yield volumes whose claim is gone."""
+    """Yield volumes whose claim is gone, and those that could not be deleted after it."""
     for volume in objects.get("PersistentVolume", []):
-        if (volume.get("status") or {}).get("phase") == "Released":
+        if (volume.get("status") or {}).get("phase") in ("Released", "Failed"):
             spec = volume["spec"]
             size = (spec.get("capacity") or {}).get("storage")
             price = _stored(size, spec.get("storageClassName"), objects.get("StorageClass", []))

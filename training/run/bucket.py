@@ -67,7 +67,7 @@ def refusal(error: Exception, what: str) -> str | None:
     if isinstance(error, (NoCredentialsError, CredentialRetrievalError)):
         return (
             f"this process has no credentials ({one_line(str(error))}); "
-            "give the service account a role (EKS Pod Identity or IRSA)"
+            "in a pod, give the service account a role (EKS Pod Identity or IRSA); elsewhere, set AWS_PROFILE"
         )
     code = code_of(error)
     return _REFUSED[code].format(what=what) if code in _REFUSED else None
