@@ -449,6 +449,17 @@ def test_devices_that_are_not_whole_machines(
     assert said in shown.out + shown.err
 
 
+def test_pods_of_different_size_are_not_planned_as_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = copy.deepcopy(RANKS)
+    small["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/gpu": 4}
+    replicas = {"Master": {"replicas": 1, "template": small}, "Worker": {"replicas": 1, "template": RANKS}}
+    item = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "own"}}
+    item["spec"] = {"pytorchReplicaSpecs": replicas}
+    (tmp_path / "job.yaml").write_text(json.dumps(item), encoding="utf-8")
+    assert cli.invoke(["plan", "show", "-f", str(tmp_path / "job.yaml")]) == 3
+    assert "its pods ask for 4 and 8 devices, and equal pods are planned" in capsys.readouterr().out
+
+
 def test_a_trainjob_without_its_runtime_says_what_it_asks_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

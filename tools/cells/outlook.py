@@ -112,7 +112,7 @@ def _place(name: str, pods: list[_Pods], why: str) -> Place:
     machines, most = _machines(specs), max(pods, key=lambda one: one.devices)
     for machine in machines:
         _check_devices(most, machine)
-    why = _unclear(specs, machines, most) or why
+    why = _unclear(pods, machines, most) or why
     named = machines[0] if len(machines) == 1 else None
     return Place(name, named, sum(one.count for one in pods), _room(most, machines), why and f"unknown: {why}")
 
@@ -144,17 +144,19 @@ def _asks(spec: Object, labels: dict[str, str]) -> bool:
     return wants(spec, named) and not wants(spec, bare)
 
 
-def _unclear(specs: list[Object], machines: list[Instance], pods: _Pods) -> str:
+def _unclear(pods: list[_Pods], machines: list[Instance], most: _Pods) -> str:
     """Say why the machine or the card of pods is not known, or nothing."""
-    if not all(specs):
+    if not all(one.spec for one in pods):
         return "its pods come from a runtime that is not in the file"
-    names = sorted({value.removeprefix(HYPERPOD_PREFIX) for spec in specs for value in wanted_types(spec)})
+    names = sorted({value.removeprefix(HYPERPOD_PREFIX) for one in pods for value in wanted_types(one.spec)})
     if len(machines) > 1:
         listed = ", ".join(one.name for one in machines)
         return f"its pods may take {listed}, and the slowest sets the pace; plan the job on each type alone"
-    if PART.search(pods.resource):
-        return f"{short(pods.resource)} is a part of a card, whose speed was not measured; ask for whole cards"
-    if machines and machines[0].accelerators and not (pods.devices or _claims(pods)):
+    if len(numbers := sorted({one.devices for one in pods})) > 1:
+        return f"its pods ask for {' and '.join(map(str, numbers))} devices, and equal pods are planned"
+    if PART.search(most.resource):
+        return f"{short(most.resource)} is a part of a card, whose speed was not measured; ask for whole cards"
+    if machines and machines[0].accelerators and not (most.devices or _claims(most)):
         return f"its pods ask for no {machines[0].accelerator} of {machines[0].name}"
     if machines or not names:
         return ""
