@@ -134,6 +134,9 @@ def test_what_stays_is_listed_with_its_price_and_never_deleted(
         mark = [{"Key": f"kubernetes.io/cluster/{owner}", "Value": "owned"}]
         subnets = list(network.subnets.values())
         session.call("elbv2", "create_load_balancer", Name=f"lb-{owner}", Subnets=subnets, Tags=mark)
+        listener = {"Protocol": "TCP", "LoadBalancerPort": 80, "InstancePort": 80}
+        session.call("elb", "create_load_balancer", LoadBalancerName=f"classic-{owner}", Listeners=[listener],
+                     AvailabilityZones=["us-west-2a"], Tags=mark)  # fmt: skip
         address = session.call("ec2", "allocate_address", Domain="vpc")
         tag(session, address["AllocationId"], **marks(owner))
     session.call("s3", "create_bucket", Bucket="checkpoints-of-the-team",
@@ -147,6 +150,7 @@ def test_what_stays_is_listed_with_its_price_and_never_deleted(
         "log group": "/aws/eks/cpu-demo/cluster",
         "runs": "s3://checkpoints-of-the-team/runs/",
         "load balancer": "lb-cpu-demo",
+        "classic load balancer": "classic-cpu-demo",
     }
     assert found["runs"].detail.startswith("2 objects, ")
     assert found["runs"].price == pytest.approx(2000 / 1e9 * 0.023 / 730)

@@ -119,6 +119,19 @@ def _balancers(session: Session, spec: Spec) -> Iterator[Resource]:
                 yield Resource("load balancer", rows[arn]["LoadBalancerName"], detail, price, why)
 
 
+def _classic(session: Session, spec: Spec) -> Iterator[Resource]:
+    """Yield classic load balancers, which a Service gets without a controller of its own."""
+    rows = session.pages("elb", "describe_load_balancers", "LoadBalancerDescriptions")
+    names = sorted(row["LoadBalancerName"] for row in rows)
+    for start in range(0, len(names), 20):
+        asked = session.call("elb", "describe_tags", LoadBalancerNames=names[start : start + 20])
+        for found in asked["TagDescriptions"]:
+            if _is_marked(session, spec, found):
+                name = found["LoadBalancerName"]
+                why = f"delete its Service, or aws elb delete-load-balancer --load-balancer-name {name}"
+                yield Resource("classic load balancer", name, "without its traffic", None, why)
+
+
 def _addresses(session: Session, spec: Spec) -> Iterator[Resource]:
     for row in session.ec2("Addresses", {}):
         if _is_marked(session, spec, row):
@@ -137,5 +150,6 @@ LISTINGS: dict[str, Listing] = {
     "log group": _logs,
     "runs": _runs,
     "load balancer": _balancers,
+    "classic load balancer": _classic,
     "elastic IP": _addresses,
 }

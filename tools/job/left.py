@@ -114,7 +114,8 @@ def _balancers(objects: Mapping[str, list[Object]]) -> Iterator[Left]:
         if service["spec"].get("type") == "LoadBalancer":
             given = ((service.get("status") or {}).get("loadBalancer") or {}).get("ingress") or [{}]
             host = str(given[0].get("hostname") or given[0].get("ip") or "no address yet")
-            price = PRICES["load_balancer_hour"] * HOURS_A_MONTH if host.endswith(".amazonaws.com") else None
+            known = host.endswith(".amazonaws.com") and not host.endswith(".elb.amazonaws.com")  # a classic one
+            price = PRICES["load_balancer_hour"] * HOURS_A_MONTH if known else None
             yield Left("load balancer", *_place(service), f"{host}, without its traffic", price)
 
 
