@@ -132,8 +132,8 @@ def test_a_queue_takes_only_kinds_of_which_kueue_has_an_integration(kind: str) -
     ],
 )
 def test_a_clusters_directory_states_its_operator(facts: str, release: str, tmp_path: Path) -> None:
-    assert fit.operator(cluster(tmp_path, facts)) == release
-    assert [fit.operator(specs.load(repo.root(), name)) for name in ("gpu", "gpu-hyperpod")] == ["1.9.4", ""]
+    assert fit.operator(cluster(tmp_path, facts).directory) == release
+    assert [fit.operator(repo.root() / "clusters" / name) for name in ("gpu", "gpu-hyperpod")] == ["1.9.4", ""]
 
 
 @pytest.mark.parametrize(("version", "documented"), [("1.27", False), ("1.33", True), ("1.35", False)])

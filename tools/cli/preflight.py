@@ -61,7 +61,7 @@ def command(
         checked = []
         for manifests, how in zip(made, given, strict=True):
             operator = preflight_live.operator(kubectl, manifests) if kubectl else ""
-            operator = operator or (fit.operator(known) if known else "")
+            operator = operator or (fit.operator(known.directory) if known else "")
             one = evaluate(manifests, described, how, operator)
             one = one.with_more(fit.check(known, manifests)) if known else one
             one = one.with_more(preflight_live.check(kubectl, manifests)) if kubectl else one

@@ -7,11 +7,12 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
+from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
 from tools.cells.kustomize_graph import is_kustomization, reached
-from tools.cluster import machines
+from tools.cluster import cluster_env, machines
 from tools.cluster.machines import Machines
 from tools.cluster.spec import Spec
 from tools.core import State, Verdict, nearest, output, repo
@@ -111,23 +112,23 @@ def _torch(image: str) -> str | None:
     return locked[1] if locked else None
 
 
-def operator(cluster: Spec) -> str:
-    """Return the release of the training operator that the cluster's directory states, empty without one."""
-    seen = _listed(cluster, "OPERATORS")
-    if seen is None:
-        return operator_pods.LATEST if _takes(cluster, f"{OPERATOR}/flux") else ""
-    return operator_pods.release(seen)
+def operator(directory: Path) -> str:
+    """Return the release of the training operator that a cluster's directory states, empty without one."""
+    fact = cluster_env.read(directory / cluster_env.FILE).get("OPERATORS")
+    if fact is None:
+        return operator_pods.LATEST if _takes(directory, f"{OPERATOR}/flux") else ""
+    return operator_pods.release(one.strip() for one in fact.value.split(","))
 
 
-def _takes(cluster: Spec, part: str) -> bool:
-    """Return whether the cluster's directory takes a folder of base/."""
-    plugins = cluster.directory / "plugins"
-    return is_kustomization(plugins) and repo.project() / part in reached(repo.project(), plugins)
+def _takes(directory: Path, part: str) -> bool:
+    """Return whether a cluster's directory takes a folder of base/."""
+    plugins, root = directory / "plugins", directory.parents[1]
+    return is_kustomization(plugins) and root / part in reached(root, plugins)
 
 
 def _release(cluster: Spec) -> Manifests:
     """Return the release of Kueue that the cluster's directory takes from base/, no objects if it takes none."""
-    if not _takes(cluster, KUEUE):
+    if not _takes(cluster.directory, KUEUE):
         return Manifests(KUEUE, [])
     return parse((repo.project() / KUEUE / "release.yaml").read_text(encoding="utf-8"), KUEUE)
 

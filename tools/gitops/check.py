@@ -11,7 +11,7 @@ from typing import Any
 
 from tools.cells.kustomize import Renderer
 from tools.cells.kustomize_graph import KUSTOMIZATION_NAMES
-from tools.cluster import cluster_env
+from tools.cluster import cluster_env, fit
 from tools.cluster.cluster_env import Fact
 from tools.cluster.platform import substitute
 from tools.core import State, UserError, Verdict, git, nearest, output
@@ -36,16 +36,20 @@ SPEC_FIELDS = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """What every run of a cluster has: the namespace of the team, and the repository that Flux watches."""
+    """What every run of a cluster has: the namespace of the team, and the repository that Flux watches.
+
+    `operator` is the release of the training operator, empty where it is unknown.
+    """
 
     team: str
+    operator: str
     source: Object  # url, and access where the repository is private
 
 
 def check(root: Path, cluster: Path, renderer: Renderer, live: Mapping[str, Live] | None) -> list[Verdict]:
     """Return the verdicts on a cluster's runs and facts. `live` is its state by run, or None if unknown."""
     added = git.added(root, _folder(root, cluster))
-    wanted = Wanted(flux_objects.team(cluster), flux_objects.source(cluster, renderer))
+    wanted = Wanted(flux_objects.team(cluster), fit.operator(cluster), flux_objects.source(cluster, renderer))
     found: list[Verdict] = []
     for path in sorted((cluster / "runs").glob("*.y*ml")):
         found += _run(root, path, wanted, added, renderer, live)
@@ -101,7 +105,7 @@ def _run(
     yield _verdict("run-file", name, faults, "pinned and created once", "write it with: yard cluster run new")
     yield _edited(root, run, added, live)
     if not faults:
-        yield _rendered(root, run, renderer)
+        yield _rendered(root, run, renderer, wanted.operator)
 
 
 def _faults(run: RunFile) -> Iterator[str]:
@@ -202,7 +206,7 @@ def _short(value: Any) -> str:
     return "not set" if value is None else output.short(value, 70)
 
 
-def _rendered(root: Path, run: RunFile, renderer: Renderer) -> Verdict:
+def _rendered(root: Path, run: RunFile, renderer: Renderer, operator: str) -> Verdict:
     """Check the objects that Flux would create: no TTL, created once, and preflight passes."""
     rule = {"rule": "run-renders"}
     if not git.has(root, run.commit):
@@ -212,7 +216,8 @@ def _rendered(root: Path, run: RunFile, renderer: Renderer) -> Verdict:
         manifests = render(root, run, renderer)
     except UserError as problem:
         return Verdict(State.FAIL, problem.message, remedy=problem.hint, details=rule)
-    failed = [f"{one.details['rule']}: {one.summary}" for one in evaluate(manifests).of(State.FAIL)]
+    checked = evaluate(manifests, operator=operator)
+    failed = [f"{one.details['rule']}: {one.summary}" for one in checked.of(State.FAIL)]
     return _verdict(
         "run-renders",
         run.path,

@@ -11,7 +11,7 @@ from tools.cells.knobs import Knobs, applied
 from tools.cells.kustomize import Renderer
 from tools.cells.kustomize_graph import KUSTOMIZATION_NAMES, NOT_CELLS
 from tools.cells.renaming import HASH
-from tools.cluster import cluster_env
+from tools.cluster import cluster_env, fit
 from tools.core import State, UserError, Verdict, git
 from tools.core.repo import did_you_mean, shown
 from tools.facts.instances import INSTANCE_LABEL
@@ -75,7 +75,8 @@ def make(root: Path, wanted: Wanted, renderer: Renderer) -> Made:
     changes = replace(knobs, name=None, image=None, features=())
     if changes:
         run, manifests = _changed(root, run, path, manifests, changes, renderer)
-    return Made(path, run.text(), _file(run, path), evaluate(manifests), _strange(cluster, manifests))
+    checked = evaluate(manifests, operator=fit.operator(cluster))
+    return Made(path, run.text(), _file(run, path), checked, _strange(cluster, manifests))
 
 
 def _changed(
