@@ -30,6 +30,7 @@ from training.checkpoint.store import Store
 
 NEW, OLD = "step-00000002", "step-00000001"
 FLIPS = 60  # bits for each seed
+THIRD = 3  # seeds of the sweeps in flight: each tries its share of the points
 
 
 def _put(store: Store, step: int, rows: int = 0) -> None:
@@ -58,14 +59,17 @@ def _copier(source: Path, target: Path, change: Callable[[Path], None] = lambda 
 def killed_everywhere(bed: Bed) -> Outcome:
     """SIGKILL of each rank at each call of a save that changes the file system; what was not synced is lost.
 
-    Training waits for the save, or does later steps meanwhile. A third of the points of a save that goes to the nodes
-    as well are tried.
+    Training waits for the save, or does later steps meanwhile. In flight a seed tries a third of the points, and a
+    ninth where the save goes to the nodes as well.
     """
     with rank_server() as call:
         copy = _copier(_two_steps(bed, call), bed.place / "run")
         waiting = [sweep(call, copy, world, 3) for world in (1, 2, 3)]
-        in_flight = [sweep_in_flight(call, _below(bed, str(world)), world) for world in (1, 2, 3)]
-        in_flight.append(sweep_in_flight(call, _below(bed, "nodes"), 2, nodes=True, every=3))
+        in_flight = [
+            sweep_in_flight(call, _below(bed, str(world)), world, every=THIRD, first=bed.seed) for world in (1, 2, 3)
+        ]
+        every = THIRD * THIRD
+        in_flight.append(sweep_in_flight(call, _below(bed, "nodes"), 2, nodes=True, every=every, first=bed.seed))
     return _swept(waiting, {2, 3}, in_flight)
 
 
@@ -78,7 +82,10 @@ def killed_while_saving_again(bed: Bed) -> Outcome:
     with rank_server() as call:
         copy = _copier(_two_steps(bed, call), bed.place / "run", damage)
         waiting = [sweep(call, copy, world, 2, damaged=True) for world in (1, 2)]
-        in_flight = [sweep_in_flight(call, _below(bed, str(world)), world, damaged=True) for world in (1, 2)]
+        in_flight = [
+            sweep_in_flight(call, _below(bed, str(world)), world, damaged=True, every=THIRD, first=bed.seed)
+            for world in (1, 2)
+        ]
     return _swept(waiting, {1, 2}, in_flight)
 
 

@@ -54,10 +54,10 @@ def sweep(call: Ranks, copy: Callable[[], Path], world: int, step: int, *, damag
     return swept
 
 
-def _points(passed: list[list[str]], every: int = 1) -> list[tuple[int, int]]:
+def _points(passed: list[list[str]], every: int = 1, first: int = 0) -> list[tuple[int, int]]:
     """The ranks and their boundaries at which one is killed: of three ranks those of the last."""
     chosen = range(len(passed)) if len(passed) < 3 else [len(passed) - 1]
-    return [(rank, point) for rank in chosen for point in range(len(passed[rank]))][::every]
+    return [(rank, point) for rank in chosen for point in range(len(passed[rank]))][first::every]
 
 
 def _committed(victim: int, before: list[str], step: int) -> bool:
@@ -66,12 +66,19 @@ def _committed(victim: int, before: list[str], step: int) -> bool:
 
 
 def sweep_in_flight(
-    call: Ranks, scratch: Path, world: int, *, nodes: bool = False, damaged: bool = False, every: int = 1
+    call: Ranks,
+    scratch: Path,
+    world: int,
+    *,
+    nodes: bool = False,
+    damaged: bool = False,
+    every: int = 1,
+    first: int = 0,
 ) -> Swept:
     """Kill a rank at each boundary of a save that is written beside later steps; assert that nothing is torn.
 
     Each point is a real run (beside.py). With `nodes` its steps are in the memory of each rank's node as well, with
-    `damaged` the step in flight replaces a broken one; only each point number `every` is tried.
+    `damaged` the step in flight replaces a broken one; only each point number `every` is tried, from `first` on.
     """
     course = results(call(f"{BESIDE}:course", world))[0]
     source, home = scratch / "source", scratch / "home"
@@ -88,7 +95,7 @@ def sweep_in_flight(
 
     passed = results(start(0, None))
     swept = Swept()
-    for victim, point in _points(passed, every):
+    for victim, point in _points(passed, every, first):
         answers = start(victim, point)
         where = f"rank {victim} killed before: {passed[victim][point]}"
         assert answers[victim]["status"] == -signal.SIGKILL, where
