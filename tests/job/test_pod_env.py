@@ -32,6 +32,9 @@ def home(world: NewWorld, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> 
         path.chmod(0o755)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("PROXY", "http://user:opensesame@proxy:3128")
+    for name, value in {"DB_PWD": "opensesame", "A_KEY": "opensesame", "MINE": TOKEN, "OWN": "ghp_opensesame"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     return home
 
 
@@ -43,6 +46,7 @@ def test_one_pod_is_shown_without_secrets(home: Path, yard: Yard) -> None:
     assert env["devices"]["nvidia-smi"] == "0, H100, 570.2"
     assert env["build"]["torch version"].startswith(env["packages"]["torch"])
     assert env["kernel"]["release"] == os.uname().release
+    assert env["environment"]["TOKENIZERS_PARALLELISM"] == "true"
     text = json.dumps(found)
     assert TOKEN not in text
     assert "opensesame" not in text

@@ -22,7 +22,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SECRET = re.compile(r"(?i)token|secret|passw|credential|(api|access|private|signing)_?key|authorization")
+SECRET = re.compile(
+    r"(?i)token(?!iz)|secret|passw|credential|(api|access|private|signing)_?key|authorization|_(pwd|pat|key)$"
+)
+# A password in an address, and how the tokens of well-known services begin.
+SECRET_VALUE = re.compile(
+    r"://[^/@\s]+:[^/@\s]+@|^(hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[a-z]-|A[KS]IA[0-9A-Z]{12}|eyJ)"
+)
 PROGRAMS = {
     "nvidia-smi": ["--query-gpu=index,name,driver_version,memory.total,vbios_version", "--format=csv,noheader"],
     "neuron-ls": ["--json-output"],
@@ -44,7 +50,7 @@ def environment() -> dict[str, str]:
 
 def masked(name: str, value: str) -> str:
     """Return the value, or a digest in place of a secret: equal ones stay equal."""
-    if not SECRET.search(name) and not re.search(r"://[^/@\s]+:[^/@\s]+@", value):
+    if not SECRET.search(name) and not SECRET_VALUE.search(value):
         return value
     return f"*** (digest {hashlib.sha256(f'{SALT}{value}'.encode()).hexdigest()[:8]})"
 
