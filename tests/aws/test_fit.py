@@ -136,7 +136,7 @@ def test_a_clusters_directory_states_its_operator(facts: str, release: str, tmp_
     assert [fit.operator(repo.root() / "clusters" / name) for name in ("gpu", "gpu-hyperpod")] == ["1.9.4", ""]
 
 
-@pytest.mark.parametrize(("version", "documented"), [("1.27", False), ("1.33", True), ("1.35", False)])
+@pytest.mark.parametrize(("version", "documented"), [("1.27", False), ("1.34", True), ("1.35", False)])
 def test_hyperpod_is_documented_for_some_versions_of_kubernetes(version: str, documented: bool, tmp_path: Path) -> None:
     facts = f"KUBERNETES_VERSION={version}\nHYPERPOD_CLUSTER_NAME=ours\n"
     found = fit.check(cluster(tmp_path, facts), locate.rendered(P5))

@@ -240,7 +240,7 @@ def test_hyperpod_resumes_jobs_in_its_namespaces_only(change: Change) -> None:
     (finding,) = [one for one in found if one.name == "auto-resume"]
     assert (finding.state, finding.evidence) == (
         State.WARN,
-        ["training operator 1.9.4: documented are 1.7.0 to 1.8.1", "kubernetes 1.35: documented are 1.28 to 1.33"],
+        ["training operator 1.9.4: documented are 1.7.0 to 1.8.1", "kubernetes 1.35: documented are 1.28 to 1.34"],
     )
 
 

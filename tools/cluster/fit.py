@@ -52,7 +52,8 @@ def check(cluster: Spec, manifests: Manifests) -> list[Verdict]:
     kubernetes = {"kubernetes": [cluster.get("KUBERNETES_VERSION") or ""]}
     if cluster.get("HYPERPOD_CLUSTER_NAME") and (outside := compatibility.outside_hyperpod("service", kubernetes)):
         summary = "AWS documents HyperPod for other versions of Kubernetes"
-        found.append(_verdict(State.WARN, summary, None, *outside, _at(cluster, "KUBERNETES_VERSION")))
+        remedy = "AWS may document more by now: SageMaker developer guide, Getting started with Amazon EKS support"
+        found.append(_verdict(State.WARN, summary, remedy, *outside, _at(cluster, "KUBERNETES_VERSION")))
     return list({one.summary: one for one in found}.values())
 
 
