@@ -168,6 +168,7 @@ def test_what_keeps_pods_with_efa_in_one_zone(
         del job["spec"]["elasticPolicy"]
     (found,) = [one for one in evaluate(manifests).verdicts if one.details["rule"] == "efa-one-zone"]
     assert found.state.value == state
+    assert ("needs a queue" in str(found.remedy)) is (bool(notes) and state == "WARN")
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,8 @@ def efa_one_zone(subject: Subject, job: Job) -> Iterator[Verdict]:
         yield good(place, "the pods are kept in one zone")
     else:
         remedy = f"a required podAffinity over {ZONE} that selects the job's pods"
+        if any(TOPOLOGY in (one.metadata.get("annotations") or {}) for one in templates):
+            remedy += f"; {TOPOLOGY} needs a queue, a label of one zone, and the same {GROUP} in all roles"
         yield doubtful(place, "nothing keeps pods with EFA in one zone, and EFA does not cross one", remedy)
 
 
