@@ -72,6 +72,7 @@ def test_a_run_continues_from_memory_and_from_the_bucket_bit_for_bit(
          "checkpoint.tiers.s3.keep_every 12 is not a multiple of checkpoint.tiers.s3.every 8; nearest value: 16"),
         ("checkpoint.tiers.s3={every: 8, to: s3://bucket/runs/..}", "is not a prefix in a bucket"),
         ("checkpoint.tiers.s3={every: 8, to: bucket}", "'bucket' is not a prefix in a bucket (whose name"),
+        ("checkpoint.tiers.s3={every: 8, to: 'https://My_bucket/x'}", "; nearest value: s3://my-bucket/x"),
     ],
 )  # fmt: skip
 def test_a_wrong_place_is_one_error_with_the_nearest_value(texts: Texts, change: str, message: str) -> None:
