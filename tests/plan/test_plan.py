@@ -303,6 +303,8 @@ def test_what_no_card_is_fitted_to(
         (["show", "p5/llama-3-1-8b", "--explain"], 0, "as H100: nothing was published"),
         (["show", "cpu/llama-tiny"], 3, "unknown: no accelerator"),
         (["show", "p4d/llama-3-1-8b", "--set", "device.float8=rowwise"], 3, "A100-40, which has no unit for it"),
+        (["show", "g6e/llama-3-1-8b", "--set", "device.float8=rowwise"], 3, "L40S, which has no unit for it"),
+        (["show", "g6e/llama-3-1-8b", "--set", "device.float8=tensorwise"], 0, "tokens/s"),
         (["search", "llama-tiny", "--gpus", "p5"], 0, " s ("),
         (["search", "llama-3-1-8b", "--gpus", "p5,,g5"], 2, "--gpus '': not a family"),
         (["show", "p6-b200/llama-3-1-8b"], 3, "unknown: B200"),

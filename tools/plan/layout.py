@@ -110,6 +110,7 @@ class Card:
     efficiency: str  # the fitted constants that this card uses; "" if it has none
     source: str
     error: float = 0.0  # nine in ten errors are smaller; 0: as the table of all cards
+    rowwise: bool = True  # whether it multiplies float8 with a scale for each row
 
 
 # Cards that share a name's first word and have other peaks or links.

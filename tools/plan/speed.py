@@ -62,8 +62,9 @@ def used(layout: Layout, machine: Machine) -> set[str]:
     names = {f"matmul {card}", *([] if layout.attention == "eager" else [_kernel(layout, machine)])}
     if layout.precision.startswith("fp8") or (layout.precision == "fp32" and not layout.on_cpu):
         names.add(layout.precision)
-    if layout.precision.startswith("fp8") and machine.card.peak_fp8 is None:
-        names.add(f"float8 on {machine.card.name}, which has no unit for it")
+    rowwise = layout.precision == "fp8-rowwise" and not machine.card.rowwise
+    if layout.precision.startswith("fp8") and (rowwise or machine.card.peak_fp8 is None):
+        names.add(f"{layout.precision} on {machine.card.name}, which has no unit for it")
     if layout.offload or layout.recompute == "offload":
         names.add("offload")
     if layout.tensor > 1:

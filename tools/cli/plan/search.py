@@ -98,7 +98,8 @@ def _machines(gpus: str | None, found: matrix.Matrix) -> list[Instance]:
 
 
 def _card(machine: Instance) -> str:
-    return (machine.accelerator or "").lower()
+    known = Machine.of(machine)
+    return (known.card.name.partition("-")[0] if known else machine.accelerator or "").lower()
 
 
 def _hours(deadline: str | None) -> float:
