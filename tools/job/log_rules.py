@@ -193,15 +193,16 @@ def fault_of(rule: dict[str, Any]) -> tuple[str, str] | None:
             return f"{key} is missing", _NOT_LOADED
     if rule.get("operator", "gt") not in OPERATORS:
         return f"operator {short(rule['operator'])} is not one of {', '.join(OPERATORS)}", _NOT_LOADED
-    for key in ("logPattern", "stopPattern"):
+    fires = "it fires at once" if rule.get("faultOnMatch") else "no silence fires"
+    started = ("logPattern", "the rule never sees a line", fires)
+    for key, never, always in (started, ("stopPattern", "the rule never ends", "the rule ends at once")):
         try:
             if key in rule and (reason := impossible(rule[key])):
-                return f"{key} can never match: {reason}", "the rule never changes its state"
+                return f"{key} can never match: {reason}", never
         except (re.error, OverflowError, RecursionError) as problem:
             return f"{key} is not a regular expression: {problem}", _NOT_LOADED
         if key in rule and re.match(rule[key], ""):
-            effect = "so that the rule ends at once" if key == "stopPattern" else "so that no silence fires"
-            return f"{key} matches an empty text", f"the agent tries one each second without a line, {effect}"
+            return f"{key} matches an empty text", f"the agent tries one each second without a line, so that {always}"
     if {"operator", "metricThreshold"} <= rule.keys() and not re.compile(rule["logPattern"]).groups:
         return "logPattern has no group that holds the value for metricThreshold", "the rule compares no value"
     if not (_TIMES & rule.keys() or rule.get("faultOnMatch") or {"operator", "metricThreshold"} <= rule.keys()):
