@@ -23,7 +23,7 @@ from training.checkpoint import dcp
 from training.checkpoint.attempt import point_latest
 from training.checkpoint.errors import CheckpointError, UnreachableError, UnusableError, naming
 from training.checkpoint.header import Entry, read_header
-from training.checkpoint.keep import DEFAULT, Rules, superseded
+from training.checkpoint.keep import DEFAULT, KEYS, Rules, superseded
 from training.checkpoint.layout import LATEST, MANIFEST, Outline, Tensor, step_name, step_of
 from training.checkpoint.tier import Directory, Tier
 from training.run import signing
@@ -115,7 +115,10 @@ def _each(tier: Tier, work: Callable[[int], Row], steps: list[int]) -> list[Row]
 
 def superseded_of(tier: Tier, given: dict[str, float]) -> Superseded:
     """What the rules do not keep: those of the run's configuration, with the `given` ones in their place."""
-    rules = Rules(**{**asdict(DEFAULT), **_own_rules(tier), **given})
+    try:
+        rules = Rules(**{**asdict(DEFAULT), **_own_rules(tier), **given})
+    except CheckpointError as error:
+        raise CheckpointError(f"{tier.place}: the run's own rules: {error}; an option replaces it") from None
     rows = listed(tier)["checkpoints"]
     names = superseded(tier, [row["step"] for row in rows if row["problem"] is None], rules)
     kept = [row["step"] for row in rows if step_name(row["step"]) not in names]
@@ -131,14 +134,12 @@ def _own_rules(tier: Tier) -> dict[str, float]:
         else:
             newest = tier.sealed(tier.steps()[-1]).manifest()
             recorded = newest.meta["config"]["checkpoint"]["tiers"]["s3"]
-        return {name: recorded[key] for name, key in _KEYS.items() if type(recorded.get(key)) in (int, float)}
+        return {name: recorded[key] for name, key in KEYS.items() if key in recorded}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, CheckpointError):
         return {}
 
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # of torch.save
-# Keys of the section checkpoint, by the rule that each one sets.
-_KEYS = {"last": "keep", "every": "keep_every", "best": "keep_best", "bad_days": "keep_bad_days"}
 
 
 def prune(tier: Tier, given: dict[str, float], names: list[str]) -> Superseded:

@@ -10,6 +10,8 @@ from training.checkpoint.layout import step_name
 from training.checkpoint.tier import Tier
 
 FEWEST = 2  # lower limit of kept checkpoints: the newest may turn out unreadable
+# Keys of the section checkpoint, by the rule that each one sets.
+KEYS = {"last": "keep", "every": "keep_every", "best": "keep_best", "bad_days": "keep_bad_days"}
 DAYS = 7.0  # for which a quarantined checkpoint is kept
 
 
@@ -26,8 +28,11 @@ class Rules:
     bad_days: float = DAYS
 
     def __post_init__(self) -> None:
-        if self.last < FEWEST:
-            raise CheckpointError(f"keep is {self.last}; at least {FEWEST} checkpoints are kept")
+        for name, least in (("last", FEWEST), ("every", 0), ("best", 0), ("bad_days", 0)):
+            value = getattr(self, name)
+            what, kinds = ("a number", (int, float)) if name == "bad_days" else ("a whole number", (int,))
+            if type(value) not in kinds or not value >= least:
+                raise CheckpointError(f"{KEYS[name]} is {value!r:.40}; {what} of at least {least} is needed")
 
     def chosen(self, complete: Iterable[int], losses: Mapping[int, float]) -> set[int]:
         """Those of the complete steps that are kept. Of equal losses the newer step is the better one."""

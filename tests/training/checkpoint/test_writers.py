@@ -326,7 +326,7 @@ def test_pruning_keeps_good_and_new_steps(tmp_path: Path) -> None:
     assert store.steps() == [2, 3, 4, 5], "a broken one does not count as kept"
     put(Store(tmp_path), 1)
     assert store.steps() == [1, 4, 5], "what was just committed stays, even behind newer ones"
-    with pytest.raises(CheckpointError, match="keep is 1; at least 2"):
+    with pytest.raises(CheckpointError, match="keep is 1; a whole number of at least 2"):
         Store(tmp_path, keep=Rules(1))
 
 

@@ -7,6 +7,7 @@ import errno
 import importlib
 import io
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -114,6 +115,24 @@ def test_prune_shows_what_goes_and_asks(run: RunDir, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == f"{run.path}: deleted 1; kept steps: 40, 60, 80\n"
     assert committed_steps(run.checkpoints) == [40, 60, 80]
     assert cli.invoke(["checkpoint", "prune", str(run.path), "--keep", "1"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("recorded", "told"),
+    [
+        ({"keep": 2.5}, "keep is 2.5; a whole number of at least 2 is needed"),
+        ({"keep_best": True}, "keep_best is True; a whole number of at least 0 is needed"),
+        ({"keep_every": "x"}, "keep_every is 'x'; a whole number"),
+        ({"keep_bad_days": math.nan}, "keep_bad_days is nan; a number of at least 0 is needed"),
+    ],
+)
+def test_prune_deletes_nothing_by_rules_that_are_not_rules(
+    recorded: dict[str, Any], told: str, run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.run.write_text(json.dumps({"config": {"checkpoint": recorded}}))
+    assert cli.invoke(["checkpoint", "prune", str(run.path), "--yes"]) == 1
+    assert told in capsys.readouterr().err
+    assert committed_steps(run.checkpoints) == [20, 40]
 
 
 def test_quarantine_moves_a_step_aside(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
