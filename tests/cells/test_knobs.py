@@ -289,7 +289,6 @@ def test_a_feature_without_effect_is_an_error_with_any_number_of_objects(kind: s
 @pytest.mark.parametrize(
     ("item", "values", "message"),
     [
-        (KINDS["Job"], {"features": ("kueue",)}, "it is not for this Job"),
         (KINDS["Job"], {"settings": ("train.steps=7",)}, "holds no trainer configuration for --set"),
         (KINDS["with a Master"], {"nodes": 1}, "has 1 of Master, so it needs 2 nodes or more"),
         (

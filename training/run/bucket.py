@@ -14,6 +14,7 @@ from training.run.failure import one_line
 # S3's rules for bucket names. A key has no blanks, no slash at its ends, and no part `.` or `..`: its last part also
 # names a directory.
 S3_PREFIX = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(?!(?:\S*/)?\.\.?(?:/|$))([^\s/](?:\S*[^\s/])?)")
+READ_SECONDS = 60
 ATTEMPTS = 8  # botocore's attempts, with exponential backoff of at most 20 s each
 ABSENT = ("NoSuchKey", "404")
 _NOT_ALLOWED = "this identity may not {what}: it needs s3:ListBucket, s3:GetObject and s3:PutObject"
@@ -38,7 +39,7 @@ def client(**more: Any) -> Any:
     settings = Config(
         retries={"mode": "standard", "max_attempts": ATTEMPTS},
         connect_timeout=10,
-        read_timeout=60,
+        read_timeout=READ_SECONDS,
         user_agent_extra="trainyard",
         **more,
     )

@@ -228,8 +228,11 @@ def test_a_busy_server_is_retried_and_a_dead_one_commits_nothing(
     assert "503" in capsys.readouterr().err
 
 
-def test_an_answer_that_is_lost_is_no_other_writer(faulty: moto.Faulty, run: RunDir) -> None:
+def test_an_answer_that_is_lost_is_no_other_writer(
+    faulty: moto.Faulty, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S3 commits, its answer is lost, and the retry finds the manifest there: it is this writer's own."""
+    monkeypatch.setattr("training.run.bucket.READ_SECONDS", 5)
     faulty.forgets = MANIFEST
     assert copy(Directory(run.checkpoints), Bucket(PLACE), 20)
     assert Bucket(PLACE).steps() == [20]
