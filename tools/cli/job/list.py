@@ -10,7 +10,7 @@ from tools.job.snapshot import LiveJob, lookup
 from tools.kube import Kubectl, Object
 from tools.kube.kubectl import CANNOT_SEE
 
-MOST = 32  # running jobs whose progress is read
+MOST = 10  # running jobs whose progress is read: each takes four requests
 MODEL = "trainyard/model"  # the label that a cell gives its job
 HEAD = {
     "namespace": "namespace", "job": "job", "kind": "kind", "model": "model", "state": "state", "step": "step",
@@ -41,7 +41,10 @@ def command(kubectl: Kubectl, everywhere: bool, show_left: bool, as_json: bool) 
 
 def _rows(kubectl: Kubectl, jobs: list[LiveJob]) -> Iterator[Object]:
     """Yield the facts of each job, and where those that run are; of many, only the first ones are asked."""
-    running = [job for job in jobs if job.state == "Running"][:MOST]
+    running = [job for job in jobs if job.state == "Running"]
+    if len(running) > MOST:
+        output.note(f"progress is read of {MOST} of {len(running)} running jobs: `yard job top` reads up to {top.MOST}")
+        running = running[:MOST]
     asked = dict(zip(map(id, running), top.each(kubectl, running, causes=False), strict=True))
     for job in jobs:
         row = asked.get(id(job))
