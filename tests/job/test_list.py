@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.job.conftest import Cluster, NewWorld, Yard
+from tools.cli.job import list as listing
 
 
 def test_list_shows_state_model_and_uid(world: NewWorld, cluster: Cluster, yard: Yard) -> None:
@@ -17,6 +20,17 @@ def test_list_shows_state_model_and_uid(world: NewWorld, cluster: Cluster, yard:
     assert (row["state"], row["uid"], row["pods"]) == ("Failed", "uid-job", "0/2")
     assert (row["model"], row["step"], row["usd_per_hour"]) == ("llama-tiny", "-", "-"), "it does not run"
     yard("status", code=1)
+
+
+def test_list_says_of_how_many_jobs_it_reads_the_progress(
+    world: NewWorld, cluster: Cluster, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster(world())
+    assert "progress is read" not in yard("list").err
+    monkeypatch.setattr(listing, "MOST", 0)
+    said = yard("list")
+    assert "progress is read of 0 of 1 running jobs" in said.err
+    assert "Running" in said.out
 
 
 def test_what_is_left_has_a_price_and_only_ours_a_command(
