@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.prove.probe.digest import BLOCK, SMALL_BYTES, WIDTH, digests, grouped
+from training.prove.probe.digest import BLOCK, EVERY, SAMPLED_BYTES, SMALL_BYTES, WIDTH, Group, digests, grouped
 
 # Below and above the size that is hashed byte by byte, with whole blocks, and with bytes after the last word.
 SIZES = {"empty": 0, "one": 1, "small": SMALL_BYTES // 4, "rows": 3 * WIDTH + 7, "blocks": 2 * (2 * BLOCK * WIDTH) + 9}
@@ -69,9 +69,37 @@ def test_type_and_number_of_elements_are_in_the_digest() -> None:
 def test_a_group_is_one_digest_of_its_tensors_in_their_order() -> None:
     small, large, odd = made(8, torch.float32), made(SIZES["rows"], torch.float32), made(9001, torch.int8)
     alone = digests(torch, [small, large, odd])
-    first, second, third = grouped(torch, [[small], [large, odd], [odd, large]])
+    first, second, third = grouped(torch, [Group([small]), Group([large, odd]), Group([odd, large])])
     assert first == alone[0]
     assert second != third
-    assert second == grouped(torch, [[large, odd]])[0]  # what stands before does not matter
+    assert second == grouped(torch, [Group([large, odd])])[0]  # what stands before does not matter
     assert {second, third}.isdisjoint(alone)
-    assert grouped(torch, [[], [small]]) == [grouped(torch, [[]])[0], alone[0]]
+    assert grouped(torch, [Group([]), Group([small])]) == [grouped(torch, [Group([])])[0], alone[0]]
+
+
+def sampled(*tensors: torch.Tensor) -> str:
+    return grouped(torch, [Group(list(tensors), sampled=True)])[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("rows", [SAMPLED_BYTES // (8 * WIDTH) + 3, 2 * EVERY * BLOCK + 5 * EVERY])
+def test_a_sampled_digest_reads_rows_from_all_of_a_large_tensor(dtype: torch.dtype, rows: int) -> None:
+    row = WIDTH * 8 // dtype.itemsize  # elements
+    tensor = made(rows * row + 3, dtype)
+    seen = {sampled(tensor)}
+    places = [one * EVERY for one in {0, 1, rows // EVERY // 2, rows // EVERY - 1}]
+    for column, place in enumerate(places, start=1):
+        changed = tensor.clone()
+        changed[place * row + column * 8] += 1
+        seen.add(sampled(changed))
+    assert len(seen) == len(places) + 1
+    unread = tensor.clone()
+    unread[row] += 1  # in the second row
+    assert sampled(unread) == sampled(tensor.clone())
+    assert digest(unread) != digest(tensor)
+
+
+def test_a_small_tensor_is_read_whole_in_a_sampled_digest() -> None:
+    tensor = made(SAMPLED_BYTES // 4, torch.float32)
+    assert sampled(tensor) == digest(tensor)
+    assert sampled(tensor, tensor) != sampled(tensor)

@@ -3,6 +3,9 @@
 Small tensors are hashed byte by byte. A large one is folded into rows of 64-bit words, and the sums (modulo 2^64) of
 the columns of each block of rows are hashed: one pass over the memory. One changed word changes a sum, and so does a
 moved one: the width of a row is a prime number, so that rows of a matrix do not meet in one column.
+
+A sampled digest reads one row in EVERY of a tensor above SAMPLED_BYTES. It serves for what the next parameters show in
+full as well: gradients and the state of an optimizer.
 """
 
 from __future__ import annotations
@@ -10,11 +13,20 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 SMALL_BYTES = 4096
 WIDTH = 509  # words
 BLOCK = 128  # rows: the sums have less than 1 % of the size of the tensor
+EVERY = 8  # rows
+SAMPLED_BYTES = 256 * 1024
+
+
+class Group(NamedTuple):
+    """Tensors with one digest."""
+
+    tensors: list[Any]
+    sampled: bool = False
 
 
 def hashed(*parts: Any) -> str:
@@ -45,51 +57,56 @@ def _flat(tensor: Any) -> Any:
     return tensor.contiguous().as_strided((tensor.numel(),), (1,))
 
 
-def _sums(words: Any) -> list[Any]:
-    """Return the sums of the columns of each block of rows, those of the rows that are left, and the last words."""
+def _sums(words: Any, every: int) -> list[Any]:
+    """Return the sums of the columns of each block of rows, those of the rows that are left, and the words after them.
+
+    One row in `every` is read.
+    """
     found = []
-    blocks = words.numel() // (BLOCK * WIDTH)
+    row, block = WIDTH * every, BLOCK * WIDTH * every
+    blocks = words.numel() // block
     if blocks:
-        found.append(words.as_strided((blocks, BLOCK, WIDTH), (BLOCK * WIDTH, WIDTH, 1)).sum(1).view(-1))
-        words = words[blocks * BLOCK * WIDTH :]
-    rows = words.numel() // WIDTH
+        found.append(words.as_strided((blocks, BLOCK, WIDTH), (block, row, 1)).sum(1).view(-1))
+        words = words[blocks * block :]
+    rows = words.numel() // row
     if rows:
-        found.append(words.as_strided((rows, WIDTH), (WIDTH, 1)).sum(0))
-    return [*found, words[rows * WIDTH :]]
+        found.append(words.as_strided((rows, WIDTH), (row, 1)).sum(0))
+    return [*found, words[rows * row :][:WIDTH]]
 
 
-def _summary(torch: Any, flat: Any) -> list[Any]:
+def _summary(torch: Any, flat: Any, sampled: bool) -> list[Any]:
     """Return short tensors, of words or of bytes, from which equal tensors have equal values."""
     size = _bytes(flat)
     if size <= SMALL_BYTES:
         return [flat.view(torch.uint8)] if size else []
+    every = EVERY if sampled and size > SAMPLED_BYTES else 1
     if flat.storage_offset() * flat.element_size() % 8:  # such bytes cannot be read as words
         flat = flat.clone()
     if size % 8 == 0:
-        return _sums(flat.view(torch.int64))
+        return _sums(flat.view(torch.int64), every)
     flat = flat.view(torch.uint8)
     words = flat[: size // 8 * 8].view(torch.int64)
-    return [*(one.view(torch.uint8) for one in _sums(words)), flat[size // 8 * 8 :]]
+    return [*(one.view(torch.uint8) for one in _sums(words, every)), flat[size // 8 * 8 :]]
 
 
 def digests(torch: Any, tensors: Iterable[Any]) -> list[str]:
     """Return a digest of each tensor. See `grouped`."""
-    return grouped(torch, [[one] for one in tensors])
+    return grouped(torch, [Group([one]) for one in tensors])
 
 
-def grouped(torch: Any, groups: list[list[Any]]) -> list[str]:
+def grouped(torch: Any, groups: list[Group]) -> list[str]:
     """Return one digest of the tensors of each group. Those of a device are brought to the host by two copies."""
     pieces: dict[Any, list[Any]] = {}  # by device and type
     ends: dict[Any, int] = {}  # bytes of the pieces so far
     places: list[tuple[list[Any], dict[Any, int], dict[Any, int]]] = []
     with torch.no_grad():
-        for tensors in groups:
+        for tensors, sampled in groups:
             heads: list[Any] = []
             starts = dict(ends)
             for tensor in tensors:
                 plain = local(tensor)
                 heads += plain.dtype, plain.numel()
-                for part in _summary(torch, _flat(plain)):
+                for part in _summary(torch, _flat(plain), sampled):
                     pool = part.device, part.dtype
                     pieces.setdefault(pool, []).append(part)
                     ends[pool] = ends.get(pool, 0) + _bytes(part)

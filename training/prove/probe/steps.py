@@ -14,7 +14,7 @@ from typing import Any
 from .. import records
 from . import ends, faults, random_state
 from .batches import Forwards, compiling, in_backward
-from .digest import digests, grouped, hashed, is_sharded, sums
+from .digest import Group, digests, grouped, hashed, is_sharded, sums
 from .imports import on_import
 from .saves import Saves
 from .state import Probe
@@ -207,7 +207,10 @@ class Steps:
         state = sorted(_state(self.torch, optimizer, parameters), key=lambda one: one[0])
         plain = [f"{name}={value}" for name, value in state if not isinstance(value, self.torch.Tensor)]
         held = [value for _, value in state if isinstance(value, self.torch.Tensor)]
-        *found, gradient, kept = grouped(self.torch, [*([one] for one in parameters), gradients, held])
+        whole = [Group([one]) for one in parameters]
+        *found, gradient, kept = grouped(
+            self.torch, [*whole, Group(gradients, sampled=True), Group(held, sampled=True)]
+        )
         labels = _labels(parameters, names)
         self.before = _Before(
             parameters=hashed(*found),
