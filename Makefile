@@ -32,7 +32,7 @@ export PROMPT
 # These would redirect an import or an installation.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
 
-.PHONY: help setup setup-track setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-long test-long-all test-security audit test-cluster test-cluster-all test-flux test-storage test-monitoring test-browser test-track test-bench faults faults-all test-images test-neuron bench bench-all bench-gpu bench-packages bench-restart prove-bench bench-data plan-error lint format types docs docs-serve ci lock lock-neuron clean purge
+.PHONY: help setup setup-track setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-smoke test-long test-long-all test-security audit test-cluster test-cluster-all test-flux test-storage test-monitoring test-browser test-track test-bench faults faults-all test-images test-neuron bench bench-all bench-gpu bench-packages bench-restart prove-bench bench-data plan-error lint format types docs docs-serve ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -132,6 +132,9 @@ setup-dev: ## Make .venv from requirements-dev.lock, with what tests, lint, type
 
 test: setup-dev ## Run the tests (ARGS="tests/house -k lock")
 	@exec $(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal -m "not long" $(ARGS)
+
+test-smoke: setup-dev ## Run some of the long tests: killed runs that continue, a defect of several claims, a fault of each part
+	@exec $(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal -m smoke $(ARGS)
 
 test-long: setup-dev ## Run the long tests: training on two ranks, every printed command, programs built from source
 	@exec $(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal -m "long and not longest" --ignore=tests/bench $(ARGS)

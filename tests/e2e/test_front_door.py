@@ -51,6 +51,7 @@ def _yard_of(make: int) -> int:
 
 
 @pytest.mark.long
+@pytest.mark.smoke
 @pytest.mark.timeout(900)
 def test_make_train_survives_kills_and_finishes(clone: Clone) -> None:
     clone.shrink()

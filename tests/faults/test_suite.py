@@ -31,6 +31,7 @@ def test_the_table_has_every_fault_once_and_each_is_tried_or_says_why_not() -> N
 
 
 @pytest.mark.long
+@pytest.mark.smoke
 @pytest.mark.parametrize("fault", [fault for fault in TABLE if fault.smoke], ids=lambda fault: fault.name)
 def test_a_cheap_fault(fault: suite.Fault, tmp_path: Path) -> None:
     trial = suite.attempt(fault, "trainyard", 0, {}, tmp_path)

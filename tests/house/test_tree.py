@@ -80,7 +80,7 @@ def test_continuous_integration_runs_each_target_once_in_a_clean_environment(mak
     done = integration(make, "env", **given)
     assert done.returncode == 0, done.stderr
     called = re.findall(r"called: (.*)", done.stdout)
-    assert called == ["setup", "lint", "types", "test", "test-security", "test-long", "test-cluster"]
+    assert called == ["setup", "lint", "types", "test", "test-security", "test-smoke", "test-cluster"]
     assert "PIP_INDEX_URL=kept" in done.stdout
     assert not re.search(r"(?m)^(PYTHONPATH|VIRTUAL_ENV|RANK)=", done.stdout)
 

@@ -147,6 +147,7 @@ def test_a_stopped_run_continues_bitwise(adapted: RunDir, shared: Path, texts: T
 
 
 @pytest.mark.long
+@pytest.mark.smoke
 @pytest.mark.timeout(400)
 def test_two_ranks_killed_and_sharded(shared: Path, texts: Texts, start: Callable) -> None:
     """DDP with a killed rank ends with the bits of an undisturbed run; FSDP has the same curve."""

@@ -79,6 +79,7 @@ def two_ranks() -> tuple[str, ...]:
 
 
 @pytest.mark.long
+@pytest.mark.smoke
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_killed_worker_costs_nothing(start: Callable, two_ranks: tuple[str, ...], beside: bool) -> None:
     """SIGKILL of one rank at a random step: the group is forked again and ends with the same bits."""
@@ -103,6 +104,7 @@ def test_a_killed_worker_costs_nothing(start: Callable, two_ranks: tuple[str, ..
 
 
 @pytest.mark.long
+@pytest.mark.smoke
 def test_sigterm_saves_the_same_step_on_all_ranks_and_loses_none(start: Callable, two_ranks: tuple[str, ...]) -> None:
     job = start("drained", nproc=2, overrides=(*two_ranks, "checkpoint.every=1000", "train.steps=400"))
     job.until(lambda: len(job.records()) >= 6)
@@ -148,6 +150,7 @@ def test_compiled_blocks_with_dropout_continue_bitwise(
 
 
 @pytest.mark.long
+@pytest.mark.smoke
 def test_another_number_of_ranks_continues_with_the_same_samples(
     start: Callable, texts: Texts, data_root: Path
 ) -> None:

@@ -117,6 +117,7 @@ def test_a_stopped_run_continues_bitwise(
 
 
 @pytest.mark.long
+@pytest.mark.smoke
 @pytest.mark.timeout(900)
 def test_a_killed_rank_costs_nothing(start: Callable) -> None:
     """SIGKILL of one of two sharded ranks, with LAMB and dropout: after the restart the bits are the same."""
