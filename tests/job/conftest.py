@@ -16,7 +16,7 @@ from tests.job.world import World
 from tools.cells import kustomize
 from tools.cli import invoke
 from tools.core import repo
-from tools.job.snapshot import kinds
+from tools.job.snapshot import kinds, many
 from tools.job.snapshot.snapshot import PREVIOUS
 from tools.kube.manifests import Manifests, parse
 from tools.workload import kinds as workloads
@@ -97,6 +97,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("STAND_IN", str(tmp_path))
     (tmp_path / "volume").mkdir()
+    monkeypatch.setattr(many, "SECONDS", 60.0)  # a busy machine starts the stand-in slowly
 
     def play(world: World) -> Path:
         seen = world.snapshot()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.job.conftest import Cluster, NewWorld, Yard
-from tools.cli.job import list as listing
+from tools.job.snapshot import many
 
 
 def test_list_shows_state_model_and_uid(world: NewWorld, cluster: Cluster, yard: Yard) -> None:
@@ -22,14 +22,50 @@ def test_list_shows_state_model_and_uid(world: NewWorld, cluster: Cluster, yard:
     yard("status", code=1)
 
 
+@pytest.mark.parametrize("limit", ["MOST", "SECONDS"])
 def test_list_says_of_how_many_jobs_it_reads_the_progress(
-    world: NewWorld, cluster: Cluster, yard: Yard, monkeypatch: pytest.MonkeyPatch
+    limit: str, world: NewWorld, cluster: Cluster, yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster(world())
+    home = cluster(world())
     assert "progress is read" not in yard("list").err
-    monkeypatch.setattr(listing, "MOST", 0)
+    assert " exec " in (home / "asked.txt").read_text()
+    (home / "asked.txt").unlink()
+    monkeypatch.setattr(many, limit, 0)
     said = yard("list")
     assert "progress is read of 0 of 1 running jobs" in said.err
+    assert "Running" in said.out
+    assert " exec " not in (home / "asked.txt").read_text()
+
+
+def test_list_asks_once_for_all_pods_and_once_for_the_run_of_each_job(
+    world: NewWorld, cluster: Cluster, yard: Yard
+) -> None:
+    """Two jobs of a namespace, and one of the same name in another; one of them has a pod less."""
+    home = cluster(world("p5/llama-3-1-8b"))
+    objects = json.loads((home / "objects.json").read_text())
+    kinds = ("pytorchjobs.kubeflow.org", "pods")
+    text = json.dumps({kind: objects[kind] for kind in kinds})
+    name = "p5-llama-3-1-8b-train"
+    more = [json.loads(text.replace(name, "second")), json.loads(text.replace('"team-a"', '"team-b"'))]
+    more[0]["pods"].pop()
+    objects |= {kind: [*objects[kind], *(item for one in more for item in one[kind])] for kind in kinds}
+    (home / "objects.json").write_text(json.dumps(objects))
+    rows = yard.json("list", "-A")
+    jobs = [("team-a", name), ("team-a", "second"), ("team-b", name)]
+    assert [(row["namespace"], row["job"]) for row in rows] == jobs
+    whole, less, other = (float(row["usd_per_hour"].replace(",", "")) for row in rows)
+    assert less < whole == other, "each job has its own pods"
+    asked = (home / "asked.txt").read_text().splitlines()
+    ran = sorted((line.split()[0], line.split()[4]) for line in asked if " exec " in line)
+    assert ran == [(f"--namespace={namespace}", f"{job}-worker-0") for namespace, job in jobs]
+    assert len(asked) == 2 + 1 + len(rows), "the kinds that are served, the jobs, the pods, and a run directory each"
+
+
+def test_list_says_that_pods_may_not_be_listed(world: NewWorld, cluster: Cluster, yard: Yard) -> None:
+    home = cluster(world())
+    (home / "forbidden").write_text("pods")
+    said = yard("list")
+    assert "not seen: pods: kubectl get: Error from server (Forbidden)" in said.err
     assert "Running" in said.out
 
 

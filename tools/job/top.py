@@ -1,6 +1,6 @@
 """All jobs of a namespace on one screen: phase, step, loss, speed, time left, price, and why one does not train."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from tools.core import State, UserError, duration, output
 from tools.job.diagnosis.explain import explain
 from tools.job.snapshot import LiveJob, collect, lookup
 from tools.job.status import Status
-from tools.kube import Kubectl, name_of
+from tools.kube import Kubectl, Object, name_of
 
 MOST = 100  # jobs that are read: each takes some requests
 AT_ONCE = 4
@@ -46,38 +46,42 @@ def rows(kubectl: Kubectl, everywhere: bool) -> tuple[list[Row], dict[str, str]]
     wanted, unseen = seen.topmost[:MOST], dict(seen.unseen)
     if len(seen.topmost) > MOST:
         unseen["jobs"] = f"{len(seen.topmost)} jobs, of which {MOST} are shown: name a namespace"
-    return sorted(each(kubectl, wanted), key=lambda row: row.job), unseen
-
-
-def each(kubectl: Kubectl, jobs: Sequence[LiveJob], causes: bool = True) -> Iterator[Row]:
-    """Yield the row of each job, with the cause of one that does not train. Without `causes`, no log is read."""
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        yield from threads.map(lambda job: _row(kubectl, job, causes), jobs)
+        found = threads.map(lambda job: _row(kubectl, job), wanted)
+    return sorted(found, key=lambda row: row.job), unseen
 
 
-def _row(kubectl: Kubectl, job: LiveJob, causes: bool) -> Row:
+def figures(status: Status, now: Object) -> dict[str, str]:
+    """Return step, loss, time left and price of a job; `now` is its `training()`."""
+    steps = "" if now["steps"] is None else f"/{now['steps']}"
+    hourly = status.cost()["usd_per_hour"]
+    return {
+        "step": "-" if now["step"] is None else f"{now['step']}{steps}",
+        "loss": "-" if now["loss"] is None else f"{float(now['loss']):.3f}",
+        "left": " to ".join(dict.fromkeys(map(duration, now["seconds_left"]))) if now["seconds_left"] else "-",
+        "usd_per_hour": "-" if status.state != "Running" or hourly is None else f"{hourly:,.2f}",
+    }
+
+
+def _row(kubectl: Kubectl, job: LiveJob) -> Row:
+    """Return the row of a job, with the cause of one that does not train."""
     name = f"{job.namespace}/{name_of(job.top)}"
     try:
-        status = Status(collect.collect(kubectl, job, logs=causes))
+        status = Status(collect.collect(kubectl, job))
         now = status.training()
         trains = status.state == "Running" and now["phase"] in (None, *TRAINS) and now["step"] is not None
         over = status.state in ("Succeeded", "Suspended")
-        found = explain(collect.collect(kubectl, job, around=True)) if causes and not (trains or over) else None
+        found = explain(collect.collect(kubectl, job, around=True)) if not (trains or over) else None
     except UserError as problem:  # gone, or not readable: the others are still shown
         return Row(name, "CANNOT TELL", cause=problem.message)
     cause = "" if found is None else f"{found.causes[0].kind}: {found.summary}" if found.causes else found.summary
-    steps = "" if now["steps"] is None else f"/{now['steps']}"
-    hourly = status.cost()["usd_per_hour"]
     speed = now["tokens_per_s"] or now["samples_per_s"]
     unit = "tok/s" if now["tokens_per_s"] else "samples/s"
     return Row(
         name,
         f"{status.state}, {now['phase']}" if now["phase"] and status.state == "Running" else status.state,
-        "-" if now["step"] is None else f"{now['step']}{steps}",
-        "-" if now["loss"] is None else f"{float(now['loss']):.3f}",
-        f"{float(speed):,.0f} {unit}" if speed else "-",
-        f"{float(now['mfu']):.1%}" if now["mfu"] else "-",
-        " to ".join(dict.fromkeys(map(duration, now["seconds_left"]))) if now["seconds_left"] else "-",
-        "-" if status.state != "Running" or hourly is None else f"{hourly:,.2f}",
-        cause,
+        speed=f"{float(speed):,.0f} {unit}" if speed else "-",
+        mfu=f"{float(now['mfu']):.1%}" if now["mfu"] else "-",
+        cause=cause,
+        **figures(status, now),
     )

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from tools.cli.job import _options
-from tools.core import State, duration, moment, output
+from tools.core import State, UserError, duration, moment, output
 from tools.job import left, status, top
-from tools.job.snapshot import LiveJob, lookup
+from tools.job.snapshot import LiveJob, Snapshot, lookup, many
+from tools.job.status import Status
 from tools.kube import Kubectl, Object
 from tools.kube.kubectl import CANNOT_SEE
 
-MOST = 10  # running jobs whose progress is read: each takes four requests
 MODEL = "trainyard/model"  # the label that a cell gives its job
 HEAD = {
     "namespace": "namespace", "job": "job", "kind": "kind", "model": "model", "state": "state", "step": "step",
@@ -40,16 +40,26 @@ def command(kubectl: Kubectl, everywhere: bool, show_left: bool, as_json: bool) 
 
 
 def _rows(kubectl: Kubectl, jobs: list[LiveJob]) -> Iterator[Object]:
-    """Yield the facts of each job, and where those that run are; of many, only the first ones are asked."""
+    """Yield the facts of each job, and where those that run are; of many, only some are asked."""
     running = [job for job in jobs if job.state == "Running"]
-    if len(running) > MOST:
-        output.note(f"progress is read of {MOST} of {len(running)} running jobs: `yard job top` reads up to {top.MOST}")
-        running = running[:MOST]
-    asked = dict(zip(map(id, running), top.each(kubectl, running, causes=False), strict=True))
+    found = many.snapshots(kubectl, running)
+    if found.read < len(running):
+        limit = f"{many.MOST} at most, in {many.SECONDS:.0f} s"
+        note = f"progress is read of {found.read} of {len(running)} running jobs ({limit})"
+        output.note(f"{note}: `yard job top` reads up to {top.MOST}")
+    for kind, reason in found.unseen.items():
+        output.note(f"not seen: {kind}: {reason}")
+    asked = dict(zip(map(id, running), found.snapshots, strict=True))
     for job in jobs:
-        row = asked.get(id(job))
-        now = {key: getattr(row, key) if row else "-" for key in ("step", "loss", "left", "usd_per_hour")}
-        yield _row(job) | now
+        yield _row(job) | (_progress(asked[id(job)]) if id(job) in asked else {})
+
+
+def _progress(seen: Snapshot) -> dict[str, str]:
+    try:
+        now = Status(seen)
+        return top.figures(now, now.training())
+    except UserError:  # of a wrong shape: the other facts are still shown
+        return {}
 
 
 def _left(kubectl: Kubectl, everywhere: bool, as_json: bool) -> int:

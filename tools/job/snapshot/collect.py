@@ -49,7 +49,8 @@ def collect(
     here = Kubectl(kubectl.context, live.namespace)
     queries = Queries(here)
     queries.ask({"Pod": ("pods", command_line.selectors(live.workload.selector))})
-    _runtime(here, live.workload, queries)
+    if wanted_runtime := runtime(live.workload):
+        read_runtime(here, wanted_runtime, queries)
     queries.objects.setdefault("Pod", [])
     seen = Snapshot(datetime.now(UTC), live.namespace, live.workload.item, queries.objects, owner=live.owner)
     most = LOGS if around or not any(pod.has_run_directory for pod in seen.pods) else FEW_LOGS
@@ -91,14 +92,19 @@ def _around(queries: Queries, here: Kubectl, seen: Snapshot) -> list[Object]:
     return [pod for pod in objects.pop("others", []) if pod["metadata"]["uid"] not in own]
 
 
-def _runtime(kubectl: Kubectl, job: Workload, queries: Queries) -> None:
-    """Read the runtime that a TrainJob names: it says what the job's pods are."""
+def runtime(job: Workload) -> tuple[str, str] | None:
+    """Return kind and name of the runtime that a TrainJob names: it says what the job's pods are."""
     reference = job.spec.get("runtimeRef") if job.kind == "TrainJob" else None
-    if isinstance(reference, dict):
-        kind = str(reference.get("kind") or "ClusterTrainingRuntime")
-        name, resource = str(reference.get("name")), RUNTIMES.get(kind)
-        if resource is not None:
-            queries.attempt(kind, lambda: kubectl.items(resource, "--ignore-not-found", names=[name]))
+    if not isinstance(reference, dict):
+        return None
+    kind = str(reference.get("kind") or "ClusterTrainingRuntime")
+    return (kind, str(reference.get("name"))) if kind in RUNTIMES else None
+
+
+def read_runtime(kubectl: Kubectl, wanted: tuple[str, str], queries: Queries) -> None:
+    """Read the runtime of a kind and name, if it is there."""
+    kind, name = wanted
+    queries.attempt(kind, lambda: kubectl.items(RUNTIMES[kind], "--ignore-not-found", names=[name]))
 
 
 def _further(

@@ -7,16 +7,19 @@ from tools.core import UserError
 from tools.job.snapshot import run_answer
 from tools.job.snapshot.pod import RUN_VARIABLE, JobPod
 from tools.kube import Kubectl, Object
+from tools.kube.kubectl import SECONDS
 from training.remote import run_probe
 
 
-def in_pod(kubectl: Kubectl, pod: JobPod, *words: str, stdin: str | None = None) -> str:
+def in_pod(kubectl: Kubectl, pod: JobPod, *words: str, stdin: str | None = None, seconds: float = SECONDS) -> str:
     """Run a command in a pod's training container and return its output; UserError if it fails."""
     options = [f"--container={pod.container_name}", *(["--stdin"] if stdin is not None else [])]
-    return kubectl.text("exec", *options, names=[pod.name], command=words, stdin=stdin)
+    return kubectl.text("exec", *options, names=[pod.name], command=words, stdin=stdin, seconds=seconds)
 
 
-def run_directory(kubectl: Kubectl, pods: list[JobPod], unseen: dict[str, str]) -> Object | None:
+def run_directory(
+    kubectl: Kubectl, pods: list[JobPod], unseen: dict[str, str], seconds: float = SECONDS
+) -> Object | None:
     """Return the content of the run directory, read through the first running pod; or note why not."""
     mounting = [pod for pod in pods if pod.has_run_directory]
     if not mounting:
@@ -28,7 +31,7 @@ def run_directory(kubectl: Kubectl, pods: list[JobPod], unseen: dict[str, str]) 
         return None
     script = Path(run_probe.__file__).read_text(encoding="utf-8")
     try:
-        text = in_pod(kubectl, pod, "sh", "-c", f'exec python3 - "${RUN_VARIABLE}"', stdin=script)
+        text = in_pod(kubectl, pod, "sh", "-c", f'exec python3 - "${RUN_VARIABLE}"', stdin=script, seconds=seconds)
         return _with_pods(run_answer.checked(json.loads(text)), {pod.host: pod.name for pod in pods})
     except UserError as problem:
         unseen["run directory"] = problem.message
