@@ -22,6 +22,7 @@ from tools.simulator.node import Given, Node
 from tools.simulator.wiring import Analysis
 from tools.workload import ControllerFault, Pod, PodsUnknown, Workload, kinds
 from tools.workload.kinds import Unknown
+from tools.workload.trainjob import TrainJob
 from tools.workload.wrappers import Part
 
 # Other API groups have other kinds of these names: Volcano has a Job, Calico a NetworkPolicy.
@@ -195,6 +196,22 @@ class Subject:
     def operator_jobs(self) -> list[Job]:
         """Return the PyTorchJobs, for the rules about the training operator's fields."""
         return [job for job in self.jobs if job.workload.kind == "PyTorchJob"]
+
+    def written_variables(self) -> Iterator[tuple[Object, str, list[Object]]]:
+        """Yield each list of variables as it is written, with its object and path.
+
+        The templates of a TrainJob hold its variables and its runtime's as Trainer merges them: each once.
+        """
+        runtimes: dict[int, Object] = {}
+        for job in (one for one in self.workloads if isinstance(one, TrainJob)):
+            yield job.item, "spec.trainer.env", job.section("trainer").get("env") or []
+            if job.runtime is not None:
+                runtimes[id(job.runtime)] = job.runtime
+        templates = [one for one in self.templates if not isinstance(one.workload, TrainJob)]
+        templates += [one for item in runtimes.values() for one in _of_object(item, True)]
+        for template in templates:
+            for path, container in template.containers():
+                yield template.item, f"{path}.env", container.get("env") or []
 
     def templates_of(self, item: Object) -> list[Template]:
         return [template for template in self.templates if template.item is item]

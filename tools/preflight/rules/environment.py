@@ -43,20 +43,19 @@ FREE_TEXT = ("data", "stringData", "binaryData", "annotations")
 WORD_PATH = re.compile(r"\.(command|args)\[\d+\]$")
 
 
-@rule("env-twice", each="templates")
-def env_twice(subject: Subject, template: Template) -> Iterator[Verdict]:
-    for path, container in template.containers():
-        places: dict[str, list[int]] = {}
-        entries = container.get("env") or []
-        for index, entry in enumerate(entries):
-            places.setdefault(entry["name"], []).append(index)
-        for name, found in places.items():
-            if len(found) > 1:
-                values = ", ".join(str(entries[index].get("value", "(a reference)")) for index in found)
-                place = Place(template.object, f"{path}.env[{found[-1]}]", values)
-                yield _twice(place, f"{name} is set {len(found)} times", template.item, subject.operator)
-        if entries and len(places) == len(entries):
-            yield good(Place(template.object, f"{path}.env"), f"{len(entries)} variables, each set once")
+@rule("env-twice", each="written_variables")
+def env_twice(subject: Subject, variables: tuple[Object, str, list[Object]]) -> Iterator[Verdict]:
+    item, path, entries = variables
+    places: dict[str, list[int]] = {}
+    for index, entry in enumerate(entries):
+        places.setdefault(entry["name"], []).append(index)
+    for name, found in places.items():
+        if len(found) > 1:
+            values = ", ".join(str(entries[index].get("value", "(a reference)")) for index in found)
+            place = Place(title(item), f"{path}[{found[-1]}]", values)
+            yield _twice(place, f"{name} is set {len(found)} times", item, subject.operator)
+    if entries and len(places) == len(entries):
+        yield good(Place(title(item), path), f"{len(entries)} variables, each set once")
 
 
 def _twice(place: Place, summary: str, item: Object, operator: str) -> Verdict:
