@@ -136,11 +136,36 @@ def test_a_variable_that_is_set_twice_is_judged_by_the_clusters_operator(
     worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     worker |= {"imagePullSecrets": [{"name": "pull"}] * 2}
     worker["containers"][0]["env"] = [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]
-    found = evaluate(manifests, operator=live.operator(Kubectl(None, "team"), manifests))
+    release, right = live.operator(Kubectl(None, "team"), manifests)
+    found = evaluate(manifests, operator=release, missing_right=right)
     (twice,) = [one for one in found.verdicts if one.details["rule"] == "env-twice"]
     assert twice.state.value == state
+    assert not any("may not" in line for line in twice.evidence), "the Deployments were listed"
     schema = [one.summary for one in found.of(State.FAIL) if one.details["rule"] == "schema"]
     assert any("imagePullSecrets[1]" in one for one in schema) is (state == "FAIL")
+
+
+def test_what_depends_on_an_unknown_operator_names_the_missing_right(manifests: Manifests, home: Path) -> None:
+    """The control is a fault that does not depend on it, and a release that --cluster states."""
+    (home / "forbidden").write_text("deployments")
+    worker = manifests.objects[0]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    worker |= {"imagePullSecrets": [{"name": "pull"}] * 2, "dnsPolicy": 1}
+    worker["containers"][0]["env"] = [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]
+    release, right = live.operator(Kubectl(None, "team"), manifests)
+    why = "the training operator's release is unknown: this user may not list deployments.apps in all namespaces"
+    failed = evaluate(manifests, operator=release, missing_right=right).of(State.FAIL)
+    paths = [str(one.details["path"]).rpartition(".")[2] for one in failed if why in one.evidence]
+    assert sorted(paths) == ["env[1]", "imagePullSecrets[1]"]
+    assert len(failed) > len(paths)
+    known = evaluate(manifests, operator="1.9.4", missing_right=right).of(State.FAIL)
+    assert not any(why in one.evidence for one in known)
+    told: list[str] = []
+    with pytest.raises(UserError, match="preflight fails"):
+        submit.check(Kubectl(None, "team"), manifests, told.append)
+    assert [line.split()[1] for line in told if line.endswith(f"(this user may not {right})")] == [
+        "env-twice:",
+        "schema:",
+    ]
 
 
 def test_preflight_live(manifests: Manifests, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,9 +60,9 @@ def command(
         kubectl = lookup.in_namespace(Kubectl(context, namespace)) if live else None
         checked = []
         for manifests, how in zip(made, given, strict=True):
-            operator = preflight_live.operator(kubectl, manifests) if kubectl else ""
+            operator, right = preflight_live.operator(kubectl, manifests) if kubectl else ("", "")
             operator = operator or (fit.operator(known.directory) if known else "")
-            one = evaluate(manifests, described, how, operator)
+            one = evaluate(manifests, described, how, operator, right)
             one = one.with_more(fit.check(known, manifests)) if known else one
             one = one.with_more(preflight_live.check(kubectl, manifests)) if kubectl else one
             checked.append(one.with_more(proofs.check(proof, manifests, how)) if proof is not None else one)

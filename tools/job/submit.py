@@ -47,12 +47,14 @@ def check(kubectl: Kubectl, manifests: Manifests, say: Say, target: str = "", vo
     `target` are the words by which a command line names the manifests. With `volume`, a small pod looks for
     data and weights on the job's volume.
     """
-    checked, hint = evaluate(manifests), f"yard preflight {target or manifests.source}"
+    checked, right, hint = evaluate(manifests), "", f"yard preflight {target or manifests.source}"
     if checked.of(State.FAIL):  # an older release of the operator may admit the job
-        checked = evaluate(manifests, operator=live.operator(kubectl, manifests))
+        operator, right = live.operator(kubectl, manifests)
+        checked = evaluate(manifests, operator=operator, missing_right=right)
     failed = checked.of(State.FAIL)
     for verdict in failed:
-        say(f"FAIL {verdict.details['rule']}: {verdict.summary}")
+        named = f" (this user may not {right})" if any(right and right in line for line in verdict.evidence) else ""
+        say(f"FAIL {verdict.details['rule']}: {verdict.summary}{named}")
     warned = sorted({str(verdict.details["rule"]) for verdict in checked.of(State.WARN)} - {"local-image"})
     if warned:
         say(f"WARN {', '.join(warned)}: {hint}")

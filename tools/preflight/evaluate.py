@@ -62,14 +62,18 @@ class Evaluation:
 
 
 def evaluate(
-    manifests: Manifests, base: Published | None = None, given: Given | None = None, operator: str = ""
+    manifests: Manifests,
+    base: Published | None = None,
+    given: Given | None = None,
+    operator: str = "",
+    missing_right: str = "",
 ) -> Evaluation:
     """Apply every rule to a parsed manifest.
 
     Its model must be that of `base`, and its containers without a command start what is `given`. `operator` is the
-    release of the training operator, empty where it is unknown.
+    release of the training operator, empty where it is unknown, for instance by a `missing_right` in the cluster.
     """
-    checked = replace(subject(manifests, given, operator), base=base)
+    checked = replace(subject(manifests, given, operator), base=base, missing_right=missing_right)
     verdicts = [checked.located(_asked(one, found)) for one in rule.all.values() for found in one.verdicts(checked)]
     verdicts = _once(verdicts)
     owners = {id(template.item): str(template.item["kind"]) for template in checked.templates if not template.foreign}

@@ -24,6 +24,7 @@ _PARTS = "".join(
     f"{{{{range $key, $value := .{part}}}}}{{{{println $key}}}}{{{{end}}}}" for part in ("data", "binaryData")
 )
 _NAMES = "--output=go-template={{println .metadata.name}}" + _PARTS
+_RIGHT = "list deployments.apps in all namespaces"
 _PULL_KEYS = (".dockerconfigjson", ".dockercfg")
 
 
@@ -35,12 +36,15 @@ class _Seen:
     right: str = ""
 
 
-def operator(kubectl: Kubectl, manifests: Manifests) -> str:
-    """Return the release of the training operator, empty for jobs of other kinds and where it is unknown."""
+def operator(kubectl: Kubectl, manifests: Manifests) -> tuple[str, str]:
+    """Return the release of the training operator, and the right that is missing to tell.
+
+    Both are empty for jobs of other kinds. The release is empty where it is unknown.
+    """
     if not any(job.kind == PyTorchJob.kind for job in kinds.find(manifests).workloads):
-        return ""
-    words = ("deployments", "--all-namespaces", "--output=jsonpath={..image}")
-    return operator_pods.release(kubectl.run("get", *words).stdout.split())
+        return "", ""
+    done = kubectl.run("get", "deployments", "--all-namespaces", "--output=jsonpath={..image}")
+    return operator_pods.release(done.stdout.split()), _RIGHT if "orbidden" in done.stderr else ""
 
 
 def check(kubectl: Kubectl, manifests: Manifests) -> list[Verdict]:

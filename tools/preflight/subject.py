@@ -184,6 +184,7 @@ class Subject:
     unknown: list[Unknown] = field(default_factory=list)  # what runs pods, or may, and is not modelled
     inside: dict[str, tuple[str, str]] = field(default_factory=dict)  # title: wrapper and path in it
     operator: str = ""  # the release of the training operator, empty where it is unknown
+    missing_right: str = ""  # without which the cluster does not tell the release
     base: Published | None = None  # what the model's config.json says, for the rule `config`
 
     @property
@@ -196,6 +197,13 @@ class Subject:
     def operator_jobs(self) -> list[Job]:
         """Return the PyTorchJobs, for the rules about the training operator's fields."""
         return [job for job in self.jobs if job.workload.kind == "PyTorchJob"]
+
+    def by_operator(self, verdict: Verdict) -> Verdict:
+        """Return a verdict that depends on the operator's release, with the right that is missing to know it."""
+        if self.operator or not self.missing_right:
+            return verdict
+        why = f"the training operator's release is unknown: this user may not {self.missing_right}"
+        return replace(verdict, evidence=[*verdict.evidence, why])
 
     def written_variables(self) -> Iterator[tuple[Object, str, list[Object]]]:
         """Yield each list of variables as it is written, with its object and path.

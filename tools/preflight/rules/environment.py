@@ -53,23 +53,25 @@ def env_twice(subject: Subject, variables: tuple[Object, str, list[Object]]) -> 
         if len(found) > 1:
             values = ", ".join(str(entries[index].get("value", "(a reference)")) for index in found)
             place = Place(title(item), f"{path}[{found[-1]}]", values)
-            yield _twice(place, f"{name} is set {len(found)} times", item, subject.operator)
+            yield _twice(subject, place, f"{name} is set {len(found)} times", item)
     if entries and len(places) == len(entries):
         yield good(Place(title(item), path), f"{len(entries)} variables, each set once")
 
 
-def _twice(place: Place, summary: str, item: Object, operator: str) -> Verdict:
+def _twice(subject: Subject, place: Place, summary: str, item: Object) -> Verdict:
     """Return the verdict on a variable that is set again, by the object's CRD and the operator's release."""
     faults = schemas.shipped().faults(item) or ()
     if not any(fault.path == place.path and fault.message.startswith(schemas.TWICE) for fault in faults):
         return doubtful(place, summary, "keep one")
-    where = ""
-    if item["kind"] == PyTorchJob.kind:
-        if admits_twice(operator):
-            admitted = f"with training operator {operator} the last value wins; from 1.9.0 on the API server refuses it"
-            return doubtful(place, f"{summary}: {admitted}", "keep one")
-        where = f" with training operator {operator or '1.9.0 and newer; with 1.7.0 to 1.8.1 the last value wins'}"
-    return bad(place, f"{summary}: the API server refuses it{where}", "keep one")
+    refused = f"{summary}: the API server refuses it"
+    if item["kind"] != PyTorchJob.kind:
+        return bad(place, refused, "keep one")
+    operator = subject.operator
+    if admits_twice(operator):
+        admitted = f"with training operator {operator} the last value wins; from 1.9.0 on the API server refuses it"
+        return doubtful(place, f"{summary}: {admitted}", "keep one")
+    where = f"with training operator {operator or '1.9.0 and newer; with 1.7.0 to 1.8.1 the last value wins'}"
+    return subject.by_operator(bad(place, f"{refused} {where}", "keep one"))
 
 
 @rule("env-overridden", each="jobs")

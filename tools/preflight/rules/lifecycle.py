@@ -188,7 +188,7 @@ def auto_resume(subject: Subject, job: Job) -> Iterator[Verdict]:
     elif outside := outside_hyperpod("auto-resume", {"training operator": [subject.operator]}):
         yield doubtful(place, f"AWS does not document auto-resume for {outside[0]}", "yard job retry")
     else:
-        yield good(place, "the conditions of auto-resume are met")
+        yield subject.by_operator(good(place, "the conditions of auto-resume are met"))
 
 
 @rule("queue-owner", each="operator_jobs")

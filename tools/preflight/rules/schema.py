@@ -22,7 +22,7 @@ def schema(subject: Subject) -> Iterator[Verdict]:
         if faults and title(item) in wrappers:  # its objects were taken out, and are checked by themselves
             faults = [fault for fault in faults if fault.message != schemas.MISSING]
         if item.get("kind") == PyTorchJob.kind and admits_twice(subject.operator):
-            faults = [one for one in faults or () if not (schemas.TWICE in one.message and KEYED.search(one.path))]
+            faults = [one for one in faults or () if not _is_keyed(one)]
         former = _FORMER.get(str(item.get("kind")), {})
         for fault in faults or ():
             place, summary = Place(title(item), fault.path), f"{fault.path or 'the object'}: {fault.message}"
@@ -30,7 +30,13 @@ def schema(subject: Subject) -> Iterator[Verdict]:
                 summary = f"{fault.path}: the last release with this field is {former[fault.path]}"
                 yield doubtful(place, summary, "remove it for newer releases, which refuse it")
             else:
-                yield bad(place, summary, "see kubectl explain")
+                found = bad(place, summary, "see kubectl explain")
+                yield subject.by_operator(found) if item.get("kind") == PyTorchJob.kind and _is_keyed(fault) else found
         if faults == []:
             place = Place(title(item), "apiVersion", item.get("apiVersion"))
             yield good(place, "the object satisfies its schema")
+
+
+def _is_keyed(fault: schemas.Fault) -> bool:
+    """Return whether older releases of the training operator admit the fault: their CRD gives the list no key."""
+    return schemas.TWICE in fault.message and KEYED.search(fault.path) is not None
