@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,24 @@ def test_a_queue_takes_only_kinds_of_which_kueue_has_an_integration(kind: str) -
     found = fit.check(specs.load(repo.root(), "gpu"), Manifests("job.yaml", objects))
     said = "Kueue has no integration of JobSet: the job starts without its queue trainyard"
     assert [one.summary for one in found if one.state.value == "WARN"] == ([said] if kind == "JobSet" else [])
+
+
+def test_a_clusters_kueue_is_that_of_its_own_base(tmp_path: Path) -> None:
+    """Its directory is outside of this checkout, and reached by a link; the control is this checkout's Kueue."""
+    real, link = tmp_path / "theirs", tmp_path / "link"
+    link.symlink_to(real)
+    release = real / fit.KUEUE / "release.yaml"
+    shutil.copytree(repo.root() / fit.KUEUE, release.parent)
+    release.write_text(release.read_text().replace("kubeflow.org/pytorchjob", "kubeflow.org/tfjob"))
+    known = cluster(link, "")
+    (known.directory / "plugins").mkdir()
+    (known.directory / "plugins/kustomization.yaml").write_text(f"resources: [../../../{fit.KUEUE}]\n")
+    objects = bed("PyTorchJob")
+    objects[0]["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "trainyard"}
+    said = "Kueue has no integration of PyTorchJob: the job starts without its queue trainyard"
+    for where, expected in ((known, [said]), (specs.load(repo.root(), "gpu"), [])):
+        found = fit.check(where, Manifests("job.yaml", objects))
+        assert [one.summary for one in found if one.state.value == "WARN"] == expected
 
 
 @pytest.mark.parametrize(

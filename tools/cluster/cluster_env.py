@@ -38,6 +38,11 @@ def find(root: Path, text: str, beside: str = "") -> Path:
     raise UserError(f"no such cluster: clusters/{name} has no {needed}", hint)
 
 
+def root_of(directory: Path) -> Path:
+    """Return the directory that holds base/ and clusters/, for a cluster's directory: that of any checkout."""
+    return directory.resolve().parents[1]
+
+
 def read(path: Path) -> dict[str, Fact]:
     """Return the facts of a cluster.env by name. A line that starts with `#` is a comment.
 

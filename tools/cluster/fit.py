@@ -123,7 +123,7 @@ def operator(directory: Path) -> str:
 
 def _takes(directory: Path, part: str) -> bool:
     """Return whether a cluster's directory takes a folder of base/."""
-    plugins, root = directory / "plugins", directory.parents[1]
+    plugins, root = directory / "plugins", cluster_env.root_of(directory)
     return is_kustomization(plugins) and root / part in reached(root, plugins)
 
 
@@ -131,7 +131,8 @@ def _release(cluster: Spec) -> Manifests:
     """Return the release of Kueue that the cluster's directory takes from base/, no objects if it takes none."""
     if not _takes(cluster.directory, KUEUE):
         return Manifests(KUEUE, [])
-    return parse((repo.project() / KUEUE / "release.yaml").read_text(encoding="utf-8"), KUEUE)
+    path = cluster_env.root_of(cluster.directory) / KUEUE / "release.yaml"
+    return parse(path.read_text(encoding="utf-8"), KUEUE)
 
 
 def _kueue(cluster: Spec) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tools.aws import policies
 from tools.aws.policies import Bucket, Place, Policy
 from tools.cells.kustomize_graph import reached
-from tools.cluster import cells
+from tools.cluster import cells, cluster_env
 from tools.cluster.spec import Spec
 from tools.core import UserError, repo
 from tools.kube import manifests
@@ -123,7 +123,7 @@ def _prefix(spec: Spec, name: str) -> str:
 
 def _bases(spec: Spec) -> set[str]:
     """Return the folders of base/ that the cluster's plugins and storage use, such as base/storage/s3."""
-    root = spec.directory.parents[1].resolve()
+    root = cluster_env.root_of(spec.directory)
     parts = (spec.directory / part for part in ("plugins", "storage"))
     paths = (path for part in parts if part.is_dir() for path in reached(root, part))
     return {path.relative_to(root).as_posix() for path in paths if path.is_relative_to(root)}
