@@ -17,7 +17,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from tests.job.conftest import Cluster, NewWorld, Yard
-from tests.plan.test_plan import run
+from tests.plan.runs import run
 from tools.cells import knobs, matrix
 from tools.cells.knobs import Knobs
 from tools.cells.trainer_config import config_texts

@@ -1,0 +1,87 @@
+"""The time of a step: what makes it longer, and its arithmetic."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+from tests.plan.runs import H100, LLAMA, run
+from tools.plan import speed
+from tools.plan.layout import CARDS, FITTED, Layout, Machine
+from training.device.peaks import card_peak
+
+
+@pytest.mark.parametrize("name", sorted(CARDS))
+def test_peaks_are_those_of_the_trainer(name: str) -> None:
+    assert card_peak(name.partition("-")[0])[0] == pytest.approx(CARDS[name].peak, rel=1e-3)
+
+
+def test_parameters_are_counted_as_the_trainer_counts_them() -> None:
+    counted = run().shape
+    assert replace(counted, counted=None).parameters == counted.parameters == 8_030_261_248
+
+
+@pytest.mark.parametrize(
+    ("change", "slower"),
+    [
+        ({"recompute": "full"}, True), ({"kernels": "eager"}, True), ({"precision": "fp8"}, False),
+        ({"length": 16384, "micro": 1}, True), ({"attention": "flash3"}, False), ({"tensor": 2, "shard": 4}, True),
+    ],
+)  # fmt: skip
+def test_what_makes_a_step_slower(change: dict[str, object], slower: bool) -> None:
+    """The same tokens of a step, in another layout."""
+    layout = Layout(8192, 2, gpus=8, shard=8)
+    other = replace(layout, **change)  # type: ignore[arg-type]
+    before, after = (speed.seconds(LLAMA, one, H100, FITTED) / one.step_tokens for one in (layout, other))
+    assert (after > before) == slower
+
+
+def test_a_slow_network_is_exposed() -> None:
+    layout = Layout(8192, 1, gpus=64, shard=64)
+    slow = Machine(CARDS["H100"], 12.5e9, "TCP")
+    fast, tcp = ({one.name: one.seconds for one in speed.terms(LLAMA, layout, it, FITTED)} for it in (H100, slow))
+    name = "exchange of weights and gradients"
+    assert tcp[name] > 10 * fast[name]
+    assert tcp["MLP products"] == fast["MLP products"]
+
+
+@pytest.mark.parametrize("change", [{}, {"shard": 8}, {"shard": 16, "tensor": 4}, {"gpus": 8, "shard": 8}])
+def test_the_network_that_is_needed_hides_the_exchange(change: dict[str, int]) -> None:
+    """With less the exchange is exposed, with more it only shares the card."""
+    layout = replace(Layout(8192, 1, gpus=64, shard=64), **change)  # type: ignore[arg-type]
+    needed = speed.network_needed(LLAMA, layout, H100, FITTED)
+    if layout.gpus == 8:
+        assert needed == 0
+        return
+
+    def exchange(network: float) -> float:
+        terms = speed.terms(LLAMA, layout, Machine(CARDS["H100"], network, "EFA"), FITTED)
+        return next(one.seconds for one in terms if one.name == "exchange of weights and gradients")
+
+    assert exchange(0.7 * needed) > 1.5 * exchange(needed)
+    assert exchange(1.4 * needed) > exchange(needed) / 1.6
+
+
+def flop(how: str) -> float:
+    """Multiply the numbers of an explanation: `2 x 16,384 tokens x [4096x6144, 4096x4096] x (1 + 2 + 0 again)`."""
+    text = re.sub(r"[a-z]{2,}", "", re.split("[:;]", how)[0])
+    factors = [factor.strip("[]() ").split(" + ") for factor in re.sub(r",(?=\d{3} )", "", text).split(" x ")]
+    sums = [[part for term in terms for part in term.split(", ")] for terms in factors]
+    return math.prod(sum(math.prod(map(float, term.split("x"))) for term in terms) for terms in sums)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("adapters", [{}, {"rank": 512, "targets": 81920, "trained": 41_943_040}])
+def test_an_explanation_multiplies_to_its_seconds(recompute: str, adapters: dict[str, int]) -> None:
+    """What a term multiplies takes as long as it says at the fitted rate; its reads make a product slower."""
+    layout = replace(Layout(8192, 2, gpus=8, shard=8, recompute=recompute), **adapters)  # type: ignore[arg-type]
+    found = [one for one in speed.terms(LLAMA, layout, H100, FITTED) if "matmul H100" in one.constants]
+    rates = {one.name: flop(one.how) / one.seconds / H100.card.peak / FITTED["matmul H100"] for one in found}
+    assert len(rates) == (4 if adapters else 3)
+    assert all(0.7 < rate < 1 for rate in rates.values()), rates
+    (attention,) = (one for one in speed.terms(LLAMA, layout, H100, FITTED) if one.name == "attention")
+    rate = H100.card.peak * FITTED["flash2 H100"] / (1 + FITTED["short rows"] / 8192)
+    assert flop(attention.how) / rate == pytest.approx(attention.seconds)
