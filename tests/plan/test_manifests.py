@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
@@ -97,6 +99,57 @@ def test_devices_that_are_not_whole_machines(
     assert cli.invoke(["plan", "show", "-f", str(tmp_path / "job.yaml")]) == code
     shown = capsys.readouterr()
     assert said in shown.out + shown.err
+
+
+NODES = {"numNodes": 4, "command": ["torchrun", "a.py"], "resourcesPerNode": {"limits": {"nvidia.com/gpu": 8}}}
+NUMBERED = KINDS | {
+    "apps/v1 Deployment": {"replicas": 4, "template": RANKS},
+    "trainer.kubeflow.org/v1alpha1 TrainJob": {"runtimeRef": {"name": "torch-distributed"}, "trainer": NODES},
+}
+NUMBER = {
+    "PyTorchJob": "pytorchReplicaSpecs.Worker.replicas",
+    "JobSet": "replicatedJobs[0].template.spec.parallelism",
+    "MPIJob": "mpiReplicaSpecs.Worker.replicas",
+    "LeaderWorkerSet": "leaderWorkerTemplate.size",
+    "RayJob": "rayClusterSpec.workerGroupSpecs[0].replicas",
+    "Deployment": "replicas",
+    "TrainJob": "trainer.numNodes",
+}
+
+
+@pytest.mark.parametrize("count", [-3, 0, 2])
+@pytest.mark.parametrize("kind", [one for one in sorted(NUMBERED) if one.partition(" ")[2] in NUMBER])
+def test_a_number_of_pods_below_one_is_refused(
+    kind: str, count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error names file, object, field and value; two pods are planned."""
+    version, _, name = kind.partition(" ")
+    spec = copy.deepcopy(NUMBERED[kind])
+    part: Any = spec
+    *way, last = re.findall(r"\w+", NUMBER[name])
+    for key in way:
+        part = part[int(key) if key.isdigit() else key]
+    part[last] = count
+    path = tmp_path / "job.yaml"
+    item = {"apiVersion": version, "kind": name, "metadata": {"name": "own"}, "spec": spec}
+    path.write_text(json.dumps(item), encoding="utf-8")
+    assert cli.invoke(["plan", "show", "-f", str(path)]) == (3 if count > 0 else 2)
+    shown = capsys.readouterr()
+    if count > 0:
+        assert re.search(rf"machines +{count * (2 if name == 'LeaderWorkerSet' else 1)} x ", shown.out)
+    else:
+        assert shown.err.startswith(f"error: {path}: {name}/own: spec.{NUMBER[name]}: {count} ")
+        assert "1" in shown.err.partition("hint: ")[2]
+
+
+def test_one_of_two_groups_may_be_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor is every size a number of pods."""
+    groups = [{"replicas": count, "template": PODS} for count in (0, 3)]
+    item = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "own"}}
+    item["spec"] = {"rayClusterSpec": {"workerGroupSpecs": groups}, "cache": {"size": -1}}
+    (tmp_path / "job.yaml").write_text(json.dumps(item), encoding="utf-8")
+    assert cli.invoke(["plan", "show", "-f", str(tmp_path / "job.yaml")]) == 3
+    assert "3 x p5.48xlarge, 24 GPUs" in capsys.readouterr().out
 
 
 def test_pods_of_different_size_are_not_planned_as_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,11 @@ from tools.cells.knobs import NEURON_CORE
 from tools.cells.memory import room_on
 from tools.cells.trainer_config import load_config
 from tools.core import UserError, repo
+from tools.core.nested import mappings
 from tools.core.output import short
 from tools.facts.instances import HYPERPOD_PREFIX, INSTANCES, NEURON, Instance
 from tools.kube.json_patch import value_at
-from tools.kube.manifests import Manifests, Object, name_of
+from tools.kube.manifests import MOST_PODS, Manifests, Object, name_of
 from tools.kube.quantity import amount, requests
 from tools.kube.selectors import wants
 from tools.kube.shapes import TEMPLATE, misshapes
@@ -27,6 +28,7 @@ from training.config import Config
 
 MEASURE = "run some steps of it and read `yard job metrics`, or plan a published model: yard new model, yard plan show"
 COUNTS = ("replicas", "parallelism", "size")  # of pods, beside a pod template or above it
+NUMBERS = (*COUNTS, "completions", "minReplicas", "maxReplicas", "numNodes")
 DEVICE = re.compile(r"/gpu$|/gpu\.|/mig-|/neuron(?:core)?$")  # in the name of a resource
 PART = re.compile(r"/gpu\.|/mig-")  # of a card
 
@@ -57,10 +59,11 @@ def of(manifests: Manifests) -> Plan | Place:
         others = [(one.item, one.reason) for one in found.unknown]
         others += [(one.item, f"no start of a training is seen in {one.title}") for one in found.workloads]
         if others:
-            return _of_unknown(*others[0])
+            return _of_unknown(manifests.source, *others[0])
     for one in found.workloads:
         one.check_shape()
     job, config = kinds.job_of(manifests), load_config(manifests, repo.root())
+    _check_numbers(f"{manifests.source}: {job.title}: {job.prefix}", job.item, _pods_of(job))
     if config is not None:
         return of_job(job, config)
     return _place(job.name, _pods_of(job), f"the model of a script of your own; {MEASURE}")
@@ -92,6 +95,28 @@ def _pods_of(job: Workload) -> list[_Pods]:
     ]  # fmt: skip
     asked = [{"resources": one.get("resourcesPerNode") or {}} for one in job.training_containers()]
     return found or [_Pods.of(job.nodes, {}, asked)]
+
+
+def _check_numbers(where: str, item: Object, pods: list[_Pods]) -> None:
+    """Raise UserError for a field that is not a number of pods, and for a job that has none of the pods to plan."""
+    found = list(_numbers(item))
+    for path, value in found:
+        if type(value) is not int or not path.endswith(".numNodes") <= value <= MOST_PODS:
+            what = f"{where}{path}: {short(repr(value))} is not a number of pods"
+            raise UserError(what, f"a number from 1 to {MOST_PODS:,}")
+    if not any(one.count for one in pods):
+        path = next((path for path, value in found if value == 0), "spec")
+        raise UserError(f"{where}{path}: 0 leaves no pod to plan", "1 or more")
+
+
+def _numbers(item: Object) -> Iterator[tuple[str, Any]]:
+    """Yield the fields that say how many pods there are, with their paths; a size may be one of something else."""
+    for path, part in mappings(item.get("spec"), "spec"):
+        for name in NUMBERS:
+            value = part.get(name)
+            of_pods = name != "size" or (type(value) is int and any(True for _ in _pods(part)))
+            if of_pods and isinstance(value, bool | int | float | str):
+                yield f"{path}.{name}", value
 
 
 def _devices(container: Object) -> tuple[int, str]:
@@ -184,11 +209,13 @@ def _room(pods: _Pods, machines: list[Instance]) -> Room:
     return Room(1, int(memory or 0), "process")
 
 
-def _of_unknown(item: Object, reason: str) -> Place:
+def _of_unknown(source: str, item: Object, reason: str) -> Place:
     """Return the machines of an object that is not modelled as a training: of its pods with the most devices."""
     pods = [_Pods.of(count, spec, spec["containers"]) for count, spec in _pods(item)]
-    most = max((one.devices for one in pods), default=0)
-    training = [one for one in pods if one.devices == most] or [_Pods(1, {"containers": []})]
+    pods = [one for one in pods if one.devices] or pods or [_Pods(1, {"containers": []})]
+    _check_numbers(f"{source}: {item['kind']}/{name_of(item)}: ", item, pods)
+    most = max(one.devices for one in pods if one.count)
+    training = [one for one in pods if one.count and one.devices == most]
     place = _place(name_of(item), training, "")
     why = place.why_unknown.removeprefix("unknown: ") or f"make it a cell (yard new script), or {MEASURE}"
     others = sum(one.count for one in pods if 0 < one.devices < most)
@@ -203,7 +230,7 @@ def _pods(part: Any, count: int = 1) -> Iterator[tuple[int, Object]]:
             yield from _pods(one, count)
     if not isinstance(part, dict):
         return
-    count *= math.prod(part[name] for name in COUNTS if type(part.get(name)) is int and 0 < part[name] < 100_000)
+    count *= math.prod(part[name] for name in COUNTS if type(part.get(name)) is int)
     if value_at(part, ("spec", "containers")) and not any(misshapes(part, TEMPLATE, "")):
         yield count, part["spec"]
         return
