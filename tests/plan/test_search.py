@@ -24,26 +24,44 @@ from tools.plan.outlook import Plan, on_instance
 def test_the_front_is_what_brute_force_finds() -> None:
     """Every combination is planned here once more: the front is those that no other beats in time or cost."""
     machines = [(INSTANCES[name], room_on(INSTANCES[name])) for name in ("p5.48xlarge", "p4d.24xlarge")]
-    base, tried = run(), product(machines, search.NODES, search.MICRO, search.RECOMPUTE, ("all", "node", "none"))
+    base, sizes, ways = run(), (1, 2, 8), ("all", "node", "none")
+    tried = product(machines, search.NODES, search.MICRO, search.RECOMPUTE, sizes, ways)
     pairs = set()
-    for (instance, room), nodes, micro, recompute, which in tried:
+    for (instance, room), nodes, micro, recompute, tensor, which in tried:
+        shard = {"all": 8 * nodes // tensor, "node": 8 // tensor, "none": 1}[which]
+        if tensor > 1 and shard == 1:
+            continue  # the trainer has no such layout
         with contextlib.suppress(ValueError):  # the ranks cannot share the batch
-            shard = {"all": 8 * nodes, "node": 8, "none": 1}[which]
-            other = on_instance(base, instance, nodes, room, micro=micro, recompute=recompute, shard=shard)
+            changes = {"micro": micro, "recompute": recompute, "tensor": tensor, "shard": shard}
+            other = on_instance(base, instance, nodes, room, **changes)
             every = round((Plan(other).best_interval_s or 3600) / (Plan(other).step_s or 1))
             plan = Plan(replace(other, save_every=min(max(1, every), other.steps)))
             if plan.memory.fits and plan.hours and plan.cheapest:
                 pairs.add((plan.hours[0], plan.cheapest))
     best = {one for one in pairs if not any(a <= one[0] and b <= one[1] and (a, b) != one for a, b in pairs)}
-    plans = search.front(base, machines)
+    plans = search.front(base, machines, sizes)
     assert [(plan.hours[0], plan.cheapest) for plan in plans if plan.hours] == sorted(best)
-    assert len(best) > 1
+    assert {plan.run.layout.tensor for plan in plans} == {1, 2, 8}
 
 
-def test_a_found_plan_is_a_cell_of_the_same_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("cell", "sizes"),
+    [("p5/llama-3-1-8b", [1, 2, 4, 8]), ("p5/llama-3-2-1b", [1]), ("p5/llama-3-1-8b-lora", [1])],
+)
+def test_only_what_the_trainer_divides_is_tried(cell: str, sizes: list[int]) -> None:
+    """A head that is the table of tokens, and adapters, are not divided."""
+    found = next(one for one in matrix.read(ROOT).cells if one.name == cell)
+    assert search.tensors(matrix.configuration(ROOT, found)) == sizes
+
+
+@pytest.mark.parametrize(("model", "most"), [("mixtral-8x7b", 1), ("llama-3-1-8b", 8)])
+def test_a_found_plan_is_a_cell_of_the_same_plan(
+    model: str, most: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The lines for overlays/matrix.yaml are read, written as a cell, rendered and judged."""
-    assert cli.invoke(["plan", "search", "mixtral-8x7b", "--gpus", "p5,p5e", "--json"]) == 0
+    assert cli.invoke(["plan", "search", model, "--gpus", "p5,p5e", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
+    assert max(one["parallel"]["tensor"] for one in found) == most
     shutil.copytree(ROOT / "overlays", tmp_path / "overlays")
     shutil.copytree(ROOT / "base", tmp_path / "base")
     path = tmp_path / "overlays/matrix.yaml"
@@ -52,12 +70,12 @@ def test_a_found_plan_is_a_cell_of_the_same_plan(tmp_path: Path, capsys: pytest.
         ((hardware, models),) = yaml.safe_load(one["cell"]).items()
         table["cells"].setdefault(hardware, {}).update(models)
         path.write_text(yaml.safe_dump(table, sort_keys=False), encoding="utf-8")
-        cell = next(cell for cell in matrix.read(tmp_path).cells if cell.name == f"{hardware}/mixtral-8x7b")
+        cell = next(cell for cell in matrix.read(tmp_path).cells if cell.name == f"{hardware}/{model}")
         room, plan = room_of(tmp_path, cell), plan_of(tmp_path, cell)
         assert plan.step_s == pytest.approx(one["step_s"])
         assert plan.memory.needed == one["memory"]["needed"] <= room.nbytes
     matrix.sync(tmp_path)
-    assert cli.invoke(["preflight", str(tmp_path / "overlays" / hardware / "mixtral-8x7b")]) == 0
+    assert cli.invoke(["preflight", str(tmp_path / "overlays" / hardware / model)]) == 0
     assert "will it train: PASS" in capsys.readouterr().out
 
 

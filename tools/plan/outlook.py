@@ -371,18 +371,21 @@ class Plan:
 
 
 def on_instance(run: Run, instance: Instance, nodes: int, room: Room, **changes: Any) -> Run:
-    """Return the same training on other machines: FSDP over all ranks, other micro batches or checkpointing."""
-    world = nodes * room.processes
-    micro = changes.get("micro", run.layout.micro)
+    """Return the same training on other machines, FSDP over all ranks, with other changes of its layout.
+
+    Raises ValueError if the ranks cannot share the batch.
+    """
+    world, tensor = nodes * room.processes, changes.get("tensor", run.layout.tensor)
+    micro, replicas = changes.get("micro", run.layout.micro), world // tensor
     sequences = run.layout.step_tokens // run.layout.length
-    passes, rest = divmod(sequences, micro * world)
+    passes, rest = divmod(sequences, micro * replicas)
     if rest or not passes:
-        raise ValueError(f"{sequences} sequences on {world} ranks")
+        raise ValueError(f"{sequences} sequences on {replicas} replicas")
     shape = run.shape
     on_cpu, tokens = not instance.accelerators, micro * run.layout.length
-    chunk = chunk_size(tokens, shape.vocab, run.layout.tensor, on_cpu) if shape.causal else 0
+    chunk = chunk_size(tokens, shape.vocab, tensor, on_cpu) if shape.causal else 0
     own = {"gpus": world, "per_node": room.processes, "accumulation": passes, "chunk": chunk}
-    changes = {"shard": world, **changes, **own}
+    changes = {"shard": replicas, **changes, **own}
     layout = replace(run.layout, **changes)
     return replace(run, layout=layout, shrunk=None, room=room, instance=instance, machine=Machine.of(instance))
 

@@ -1,26 +1,33 @@
-"""Searches hardware, nodes, sharding, checkpointing and micro batch for runs that fit: time against cost."""
+"""Searches hardware, nodes, sharding, tensor ranks, checkpointing and micro batch: time against cost."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
+from pydantic import ValidationError
+
 from tools.facts.instances import Instance
+from tools.plan import memory
 from tools.plan.memory import Room
 from tools.plan.outlook import Plan, Run, on_instance
+from training.config import Config
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)
 MICRO = (1, 2, 4, 8, 16)
+TENSOR = (1, 2, 4, 8)
 UNKNOWN_INTERVAL_S = 3600.0
 RECOMPUTE = ("none", "selective", "full")
 
 
-def front(run: Run, machines: Iterable[tuple[Instance, Room]]) -> list[Plan]:
+def front(run: Run, machines: Iterable[tuple[Instance, Room]], sizes: Sequence[int] = (1,)) -> list[Plan]:
     """Return the plans that no other beats in both time and cost, the fastest first.
 
-    A plan costs what it costs on demand, else in its cheapest known offer.
+    `sizes` are the numbers of ranks that may compute each matrix product together. A plan costs what it costs on
+    demand, else in its cheapest known offer.
     """
-    plans = [plan for plan in map(saving, _fastest(run, machines)) if plan.cheapest is not None]
+    plans = [plan for plan in map(saving, _fastest(run, machines, sizes)) if plan.cheapest is not None]
     best: list[Plan] = []
     for plan in sorted(plans, key=lambda plan: (expected(plan), plan.cheapest or 0.0)):
         if not best or (plan.cheapest or 0.0) < (best[-1].cheapest or 0.0):
@@ -28,20 +35,46 @@ def front(run: Run, machines: Iterable[tuple[Instance, Room]]) -> list[Plan]:
     return best
 
 
-def shards(run: Run, room: Room, nodes: int) -> set[int]:
-    """Return how many ranks may share the states: all of them, those of a node, none. BERT is data parallel."""
-    return {1, room.processes, nodes * room.processes} if run.shape.causal else {1}
+def tensors(config: Config) -> list[int]:
+    """Return how many ranks may compute each matrix product together, by the rules of the configuration."""
+    return [ranks for ranks in TENSOR if ranks == 1 or _divides(config, ranks)]
 
 
-def _fastest(run: Run, machines: Iterable[tuple[Instance, Room]]) -> Iterator[Plan]:
+def _divides(config: Config, ranks: int) -> bool:
+    told = config.model_dump(mode="json")
+    told["parallel"] |= {"sharding": "fsdp", "tensor": ranks}
+    try:
+        Config.model_validate(told)
+    except ValidationError:
+        return False
+    return True
+
+
+def shards(run: Run, room: Room, nodes: int, tensor: int) -> set[int]:
+    """Return how many ranks may share the states: all of them, those of a node, none. BERT is data parallel.
+
+    Ranks that share products are sharded, and each of them has its own shards.
+    """
+    if not run.shape.causal or tensor > room.processes:
+        return {1} if tensor == 1 else set()
+    several = {room.processes // tensor, nodes * room.processes // tensor}
+    return several | {1} if tensor == 1 else several - {1}
+
+
+def _fastest(run: Run, machines: Iterable[tuple[Instance, Room]], sizes: Iterable[int]) -> Iterator[Plan]:
     """Yield the fastest layout that fits, for each machine and number of nodes."""
+    needed = cache(memory.of_layout)  # machines with the same cards need the same
     for (instance, room), nodes in product(machines, NODES):
         plans = []
-        for micro, recompute, shard in product(MICRO, RECOMPUTE, sorted(shards(run, room, nodes))):
-            with suppress(ValueError):  # the ranks cannot share the batch
-                other = on_instance(run, instance, nodes, room, micro=micro, recompute=recompute, shard=shard)
-                plan = Plan(other)
-                plans += [plan] if plan.memory.fits and plan.step_s else []
+        for tensor, micro in product(sizes, MICRO):
+            for shard in sorted(shards(run, room, nodes, tensor)):
+                with suppress(ValueError):  # the ranks cannot share the batch
+                    other = on_instance(run, instance, nodes, room, micro=micro, tensor=tensor, shard=shard)
+                    layouts = (replace(other.layout, recompute=recompute) for recompute in RECOMPUTE)
+                    # What fits with less computed again is faster.
+                    fits = next((one for one in layouts if needed(run.shape, one, room).fits), None)
+                    plans += [Plan(replace(other, layout=fits))] if fits else []
+        plans = [plan for plan in plans if plan.step_s]
         if plans:
             yield min(plans, key=lambda plan: plan.step_s or 0.0)
 

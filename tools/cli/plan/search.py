@@ -1,4 +1,4 @@
-"""Search hardware, nodes, sharding, checkpointing and micro batch for a model: time against cost."""
+"""Search hardware, nodes, sharding, tensor ranks, checkpointing and micro batch for a model: time against cost."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from tools.new import model as new_model
 from tools.plan.layout import Machine
 from tools.plan.memory import Room
 from tools.plan.outlook import UNKNOWN_CARD, WHAT_TO_DO, Plan, Run
-from tools.plan.search import expected, front
+from tools.plan.search import expected, front, tensors
 from training.config import Config, load_texts
 
 HOURS = {"m": 1 / 60, "h": 1, "d": 24, "w": 168}
@@ -32,7 +32,7 @@ def command(model: str, budget: float | None, deadline: str | None, gpus: str | 
     model = _name(model, found)
     config = _configuration(root, model, found.models)
     base = Run.of(model, config, 1, Room(1, 0, "GPU"), None)
-    best = front(base, [(one, room_on(one)) for one in machines])
+    best = front(base, [(one, room_on(one)) for one in machines], tensors(config))
     plans = [plan for plan in best if (plan.cheapest or 0.0) <= budget and expected(plan) <= hours]
     if as_json:
         output.data([_as_dict(plan, model) for plan in plans])
@@ -43,7 +43,7 @@ def command(model: str, budget: float | None, deadline: str | None, gpus: str | 
         output.line("nothing fits: more nodes than 128 are not tried; a machine without a known price is not counted")
     else:
         rows = [(*_shown.row(plan), *map(str, _parallel(plan).values())) for plan in plans]
-        output.table([(*_shown.HEADS, "micro", "sharding", "activations"), *rows], indent="", head=True)
+        output.table([(*_shown.HEADS, "micro", "sharding", "tensor", "activations"), *rows], indent="", head=True)
         if model not in found.models:
             output.line(f"first: yard new model NAME --from {model}")
         output.line("the first as a cell of overlays/matrix.yaml:")
@@ -115,8 +115,11 @@ def _hours(deadline: str | None) -> float:
 def _parallel(plan: Plan) -> dict[str, object]:
     """Return the section `parallel` of the plan's cell."""
     layout = plan.run.layout
-    sharding = "ddp" if layout.shard == 1 else "fsdp" if layout.shard == layout.gpus else "hsdp"
-    return {"micro_batch_size": layout.micro, "sharding": sharding, "activation_checkpointing": layout.recompute}
+    sharding = "ddp" if layout.shard == 1 else "fsdp" if layout.shard == layout.replicas else "hsdp"
+    return {
+        "micro_batch_size": layout.micro, "sharding": sharding, "tensor": layout.tensor,
+        "activation_checkpointing": layout.recompute,
+    }  # fmt: skip
 
 
 def _as_dict(plan: Plan, model: str) -> dict[str, object]:
@@ -128,7 +131,8 @@ def _cell(plan: Plan, model: str) -> str:
     instance = plan.run.instance
     assert instance
     named = {} if instance.labels else {"instance": instance.name}
-    cell = {"nodes": plan.run.nodes, **named, "parallel": _parallel(plan)}
+    parallel = {key: value for key, value in _parallel(plan).items() if (key, value) != ("tensor", 1)}
+    cell = {"nodes": plan.run.nodes, **named, "parallel": parallel}
     name = model if re.fullmatch(r"[a-z0-9-]+", model) else "NAME"
     cells = {instance.name.partition(".")[0]: {name: {**cell, "checkpoint": {"every": plan.run.save_every}}}}
     return textwrap.indent(yaml.safe_dump(cells, sort_keys=False), "  ").rstrip()
