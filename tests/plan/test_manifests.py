@@ -65,6 +65,7 @@ def test_what_can_be_said_of_a_job_without_a_known_model(
     assert "unknown of 80.0 GiB a GPU" in shown
     assert "an hour (2026-07)" in shown
     assert "EFA, 3,200 Gbit/s a node" in shown
+    assert "priced as" not in shown
     assert "yard job metrics" in shown
     assert cli.invoke(["plan", "show", "-f", str(path), "--json"]) == 3
     told = json.loads(capsys.readouterr().out)
@@ -80,6 +81,8 @@ MIG, SLICE = "nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"
     ("asked", "code", "said"),
     [
         ({"nvidia.com/gpu": 4}, 3, "4 x p5.48xlarge, 16 GPUs, 4 of the 8 of each"),
+        ({"nvidia.com/gpu": 4}, 3, "4 whole machines; pods that ask for a part of one may share it"),
+        ({SLICE: 2}, 3, "4 whole machines; pods that ask for a part of one may share it"),
         ({"nvidia.com/gpu": 16}, 1, "a pod asks for 16 nvidia.com/gpu, and p5.48xlarge has 8"),
         ({"amd.com/gpu": 8}, 1, "a pod asks for 8 amd.com/gpu, and p5.48xlarge has 0"),
         ({"nvidia.com/gpu": "0.5"}, 2, "nvidia.com/gpu: '0.5' is not a number of devices"),

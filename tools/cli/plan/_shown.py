@@ -81,6 +81,14 @@ def _prices(place: Place) -> Iterator[tuple[str, str]]:
             yield f"price, {kind}", f"{dollars(price)} an hour ({OFFERS[kind]['date']})"
         elif kind == "on demand":
             yield f"price, {kind}", "unknown"
+    if any(place.prices.values()) and _shares(place):
+        yield "priced as", f"{output.count(place.nodes, 'whole machine')}; pods that ask for a part of one may share it"
+
+
+def _shares(place: Place) -> bool:
+    """Return whether a pod leaves devices of its machine to others, or takes parts of them."""
+    there = place.instance.processes if place.instance and place.instance.accelerators else 0
+    return bool(there) and (place.room.processes < there or not place.room.nbytes)
 
 
 def _checkpoints(plan: Plan) -> list[tuple[str, str]]:
