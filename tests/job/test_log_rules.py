@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tools.cli import invoke
-from tools.cli.cluster.log_rules import check
+from tools.core import UserError
 from tools.core.verdict import State
 from tools.job import log_rules
 from tools.job.snapshot import log_lines
@@ -125,6 +125,42 @@ def test_a_rule_that_may_match_is_not_called_impossible(pattern: str) -> None:
     assert log_rules.impossible(pattern) is None
 
 
+@pytest.mark.parametrize(
+    ("pattern", "shorter", "expected"),
+    [
+        (  # the proof tries the pattern on its own text
+            f"(?!(?:a|aa)*b){'a' * 60}", f"(?!(?:a|aa)*b){'a' * 6}b", (State.WARN, "Steps: no line matched"),
+        ),
+        (  # and on an empty one
+            f"{'(?:|)' * 60}(?!x)\\b", f"{'(?:|)' * 6}(?!x)", (State.PASS, "Steps: does not fire; 1 line matched"),
+        ),
+    ],
+)  # fmt: skip
+def test_a_proof_that_takes_too_long_is_left_out(
+    pattern: str, shorter: str, expected: tuple[State, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_rules, "_PROOF_SECONDS", 0.1)
+    lines = log_lines.read(at(0, "step 1"))
+    endless, after, control = log_rules.check(
+        [{**STEPS, "logPattern": pattern}, STEPS, {**STEPS, "logPattern": shorter}], lines
+    )
+    assert (endless.state, endless.summary) == expected
+    assert after.state is State.PASS
+    assert control.state is State.FAIL
+    assert re.search("logPattern (can never match|matches an empty text)", control.summary), "the proof is made in time"
+
+
+def test_the_rule_that_uses_up_the_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_rules, "_LOG_SECONDS", 0.5)
+    lines = log_lines.read("\n".join(at(0, text) for text in ("step 1", "x" + "a" * 200, "a" * 200)))
+    rules = [STEPS, {**STEPS, "name": "Endless", "logPattern": "(a+)+b"}, {**STEPS, "name": "Last"}]
+    with pytest.raises(UserError, match=r"took more than 0.5 s on this log, longest those of the rule Endless$"):
+        log_rules.check(rules, lines)
+    with pytest.raises(UserError, match=r"of the rule Endless$"):
+        log_rules.check(rules, lines[:2])  # the search for a line that has it elsewhere
+    assert [one.state for one in log_rules.check(rules, lines[:1])] == [State.PASS, State.WARN, State.PASS]
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     rules, log = tmp_path / "rules.yaml", tmp_path / "pod.log"
     rules.write_text(json.dumps({"logMonitoringConfiguration": [{**STEPS, "logPattern": r"step +\d+"}]}))
@@ -140,9 +176,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert json.loads(capsys.readouterr().out)[0]["events"][1]["state"] == "HANGING"
     rules.write_text(json.dumps([{**STEPS, "logPattern": "(a+)+b"}]))
     log.write_text(at(0, "a" * 200))
-    monkeypatch.setattr(check, "SECONDS", 1)
+    monkeypatch.setattr(log_rules, "_LOG_SECONDS", 1)
     assert invoke(words) == 1
-    assert "the patterns took more than 1 s" in capsys.readouterr().err
+    assert "the patterns took more than 1 s on this log, longest those of the rule Steps" in capsys.readouterr().err
     rules.write_text("[{name: a}, 5]")
     assert invoke(words) == 2
     assert "5 is not a rule" in capsys.readouterr().err

@@ -10,8 +10,11 @@ import re
 import re._compiler as compiler  # type: ignore[import-not-found]
 import re._constants as codes  # type: ignore[import-not-found]
 import re._parser as parser  # type: ignore[import-not-found]
+import signal
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -32,6 +35,8 @@ REPORTED = {"HANGING": "LogHang", "SLOW": "LogSlow", "FAULTED": "LogFault"}  # t
 _PREFIX = re.compile(r"\[(?:default|trainer|worker)(\d+)\]: ?")  # of torchrun --tee with its roles, in a pod's log
 _WORDS = {int: "a number", str: "a text", bool: "true or false"}
 _LONGEST = 2000  # characters of a pattern
+_PROOF_SECONDS = 1  # of the processor, for the proof of one pattern: nearly all take milliseconds
+_LOG_SECONDS = 60  # of the processor, for all patterns on all lines
 _NOT_LOADED = "the agent loads none of the rules"
 _TIMES = {"expectedStartCutOffInSeconds", "expectedRecurringFrequencyInSeconds"}
 _STARTS = {codes.AT_BEGINNING, codes.AT_BEGINNING_STRING}
@@ -40,6 +45,10 @@ _BOUNDARIES = {codes.AT_BOUNDARY: True, codes.AT_NON_BOUNDARY: False}  # whether
 _CHARACTERS = {codes.LITERAL, codes.NOT_LITERAL, codes.IN, codes.ANY}
 _LAZY = {codes.MAX_REPEAT, codes.MIN_REPEAT, codes.BRANCH}
 _REPEATS = {codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT}
+
+
+class _LateError(Exception):
+    """The time for a pattern is used up."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,7 @@ class _Rule:
     matched: float | None = None
     matches: int = 0
     slow: int = 0
+    spent: float = 0.0
 
     def to(self, state: str, line: int, seconds: float | None, reason: str) -> None:
         if state != self.state:
@@ -85,6 +95,21 @@ class _Rule:
         """Judge one line. Raises ValueError for a value that is not a number, as the agent does."""
         if not self.active:
             return
+        begun = time.perf_counter()
+        try:
+            self._judge(text, line, seconds)
+        finally:
+            self.spent += time.perf_counter() - begun
+
+    def inside(self, text: str) -> bool:
+        """Whether the pattern occurs anywhere in a line."""
+        begun = time.perf_counter()
+        try:
+            return self.pattern.search(text) is not None
+        finally:
+            self.spent += time.perf_counter() - begun
+
+    def _judge(self, text: str, line: int, seconds: float | None) -> None:
         found = self.pattern.match(f"{text}\n")
         if found:
             self.matched, self.matches = seconds if seconds is not None else self.matched, self.matches + 1
@@ -130,20 +155,57 @@ def rules_of(value: Any, source: str) -> list[dict[str, Any]]:
 
 
 def check(rules: Sequence[dict[str, Any]], lines: Sequence[Line]) -> list[Verdict]:
-    """Return a verdict for each rule: FAIL if it is wrong, cannot match or fires, CANNOT TELL without times."""
+    """Return a verdict for each rule: FAIL if it is wrong, cannot match or fires, CANNOT TELL without times.
+
+    Raises UserError if the patterns take too long on the log.
+    """
     wrong = {index: fault for index, rule in enumerate(rules) if (fault := fault_of(rule))}
     good = [rule for index, rule in enumerate(rules) if index not in wrong]
     streams = _streams(lines)
-    tried: dict[int, list[tuple[str, _Rule]]] = {}
-    broken: dict[int, str] = {}
-    for rank, stream in streams.items():
-        made = [_Rule(one, re.compile(one["logPattern"]), _compiled(one.get("stopPattern"))) for one in good]
-        for index, error in _run(made, stream):
-            broken.setdefault(index, error)
-        for index, one in enumerate(made):
-            tried.setdefault(index, []).append((rank, one))
-    judged = iter([_verdict(rows, broken.get(index, ""), streams) for index, rows in tried.items()])
+    tried = {rank: [_ready(one) for one in good] for rank in streams}
+    try:
+        with _limited(_LOG_SECONDS):
+            judged = iter(_judged(tried, streams))
+    except _LateError:
+        raise _too_slow([one for made in tried.values() for one in made]) from None
     return [_wrong(rule, *wrong[index]) if index in wrong else next(judged) for index, rule in enumerate(rules)]
+
+
+def _judged(tried: dict[str, list[_Rule]], streams: dict[str, list[Any]]) -> list[Verdict]:
+    """Run the rules of each rank on its lines; return a verdict for each rule."""
+    broken: dict[int, str] = {}
+    for rank, made in tried.items():
+        for index, error in _run(made, streams[rank]):
+            broken.setdefault(index, error)
+    rows = zip(*tried.values(), strict=True)
+    return [
+        _verdict(list(zip(tried, row, strict=True)), broken.get(index, ""), streams) for index, row in enumerate(rows)
+    ]
+
+
+def _too_slow(rules: Sequence[_Rule]) -> UserError:
+    slowest = max(rules, key=lambda one: one.spent).given["name"]
+    text = f"the patterns took more than {_LOG_SECONDS} s on this log, longest those of the rule {short(slowest)}"
+    return UserError(text, "a pattern with nested repeats, such as (a+)+, may never end; the agent has no limit", 1)
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raise _LateError in the block when it has used so many seconds of the processor.
+
+    Python's re looks for signals while it matches. A timer of the processor's time judges alike on a busy machine.
+    """
+
+    def late(*_: object) -> None:
+        raise _LateError
+
+    before = signal.signal(signal.SIGVTALRM, late)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def _streams(lines: Sequence[Line]) -> dict[str, list[tuple[int, float | None, str]]]:
@@ -199,10 +261,11 @@ def fault_of(rule: dict[str, Any]) -> tuple[str, str] | None:
         try:
             if key in rule and (reason := impossible(rule[key])):
                 return f"{key} can never match: {reason}", never
+            if key in rule and _matches_empty(rule[key]):
+                each = "the agent tries one each second without a line"
+                return f"{key} matches an empty text", f"{each}, so that {always}"
         except (re.error, OverflowError, RecursionError) as problem:
             return f"{key} is not a regular expression: {problem}", _NOT_LOADED
-        if key in rule and re.match(rule[key], ""):
-            return f"{key} matches an empty text", f"the agent tries one each second without a line, so that {always}"
     if {"operator", "metricThreshold"} <= rule.keys() and not re.compile(rule["logPattern"]).groups:
         return "logPattern has no group that holds the value for metricThreshold", "the rule compares no value"
     if not (_TIMES & rule.keys() or rule.get("faultOnMatch") or {"operator", "metricThreshold"} <= rule.keys()):
@@ -214,12 +277,26 @@ def fault_of(rule: dict[str, Any]) -> tuple[str, str] | None:
 def impossible(pattern: str) -> str | None:
     """Return why no line can match a pattern from its start, None if one may. Raises re.error for no pattern.
 
-    A reason is a proof. Patterns without one, such as `a*+a`, may still be impossible.
+    A reason is a proof. Patterns without one, such as `a*+a` or one whose proof takes too long, may still be
+    impossible.
     """
     if len(pattern) > _LONGEST:
         raise re.error(f"{len(pattern):,} characters, at most {_LONGEST:,}")
     re.compile(pattern)
-    return _impossible(parser.parse(pattern), 0, 0)
+    try:
+        with _limited(_PROOF_SECONDS):
+            return _impossible(parser.parse(pattern), 0, 0)
+    except _LateError:
+        return None
+
+
+def _matches_empty(pattern: str) -> bool:
+    """Whether a pattern matches an empty text, as far as that is known in time."""
+    try:
+        with _limited(_PROOF_SECONDS):
+            return re.match(pattern, "") is not None
+    except _LateError:
+        return False
 
 
 def _impossible(items: Any, least: int, most: int) -> str | None:
@@ -323,8 +400,9 @@ def _every_character() -> str:
     return "".join(map(chr, range(sys.maxunicode + 1)))
 
 
-def _compiled(pattern: str | None) -> re.Pattern[str] | None:
-    return None if pattern is None else re.compile(pattern)
+def _ready(rule: dict[str, Any]) -> _Rule:
+    stop = rule.get("stopPattern")
+    return _Rule(rule, re.compile(rule["logPattern"]), None if stop is None else re.compile(stop))
 
 
 def _wrong(rule: dict[str, Any], fault: str, effect: str) -> Verdict:
@@ -352,18 +430,17 @@ def _verdict(rows: list[tuple[str, _Rule]], error: str, streams: dict[str, Any])
         summary = f"{rule['name']}: the log has no times; {count(matches, 'line')} matched"
         return Verdict(State.CANNOT_TELL, summary, evidence, "kubectl logs --timestamps prints them", details)
     if not matches:
-        return Verdict(State.WARN, f"{rule['name']}: no line matched", [_inside(rule, streams)], None, details)
+        return Verdict(State.WARN, f"{rule['name']}: no line matched", [_inside(rows[0][1], streams)], None, details)
     return Verdict(
         State.PASS, f"{rule['name']}: does not fire; {count(matches, 'line')} matched", evidence, None, details
     )
 
 
-def _inside(rule: dict[str, Any], streams: dict[str, Any]) -> str:
+def _inside(rule: _Rule, streams: dict[str, Any]) -> str:
     """Return where the pattern occurs inside a line, which the agent does not see."""
-    pattern = re.compile(rule["logPattern"])
     for stream in streams.values():
         for number, _, text in stream:
-            if pattern.search(text):
+            if rule.inside(text):
                 return f"line {number} has it, but not at its start: begin the pattern with .*"
     return "it is in no line of this log"
 
