@@ -158,6 +158,7 @@ def test_the_rule_that_uses_up_the_time_is_named(monkeypatch: pytest.MonkeyPatch
         log_rules.check(rules, lines)
     with pytest.raises(UserError, match=r"of the rule Endless$"):
         log_rules.check(rules, lines[:2])  # the search for a line that has it elsewhere
+    monkeypatch.undo()
     assert [one.state for one in log_rules.check(rules, lines[:1])] == [State.PASS, State.WARN, State.PASS]
 
 

@@ -36,7 +36,8 @@ _PREFIX = re.compile(r"\[(?:default|trainer|worker)(\d+)\]: ?")  # of torchrun -
 _WORDS = {int: "a number", str: "a text", bool: "true or false"}
 _LONGEST = 2000  # characters of a pattern
 _PROOF_SECONDS = 1  # of the processor, for the proof of one pattern: nearly all take milliseconds
-_LOG_SECONDS = 60  # of the processor, for all patterns on all lines
+_LOG_SECONDS = 60  # for all patterns on all lines
+_SIGNALS = {signal.ITIMER_VIRTUAL: signal.SIGVTALRM, signal.ITIMER_REAL: signal.SIGALRM}
 _NOT_LOADED = "the agent loads none of the rules"
 _TIMES = {"expectedStartCutOffInSeconds", "expectedRecurringFrequencyInSeconds"}
 _STARTS = {codes.AT_BEGINNING, codes.AT_BEGINNING_STRING}
@@ -164,7 +165,7 @@ def check(rules: Sequence[dict[str, Any]], lines: Sequence[Line]) -> list[Verdic
     streams = _streams(lines)
     tried = {rank: [_ready(one) for one in good] for rank in streams}
     try:
-        with _limited(_LOG_SECONDS):
+        with _limited(_LOG_SECONDS, signal.ITIMER_REAL):
             judged = iter(_judged(tried, streams))
     except _LateError:
         raise _too_slow([one for made in tried.values() for one in made]) from None
@@ -190,8 +191,8 @@ def _too_slow(rules: Sequence[_Rule]) -> UserError:
 
 
 @contextmanager
-def _limited(seconds: float) -> Iterator[None]:
-    """Raise _LateError in the block when it has used so many seconds of the processor.
+def _limited(seconds: float, timer: int = signal.ITIMER_VIRTUAL) -> Iterator[None]:
+    """Raise _LateError in the block after so many seconds, by default of the processor.
 
     Python's re looks for signals while it matches. A timer of the processor's time judges alike on a busy machine.
     """
@@ -199,13 +200,13 @@ def _limited(seconds: float) -> Iterator[None]:
     def late(*_: object) -> None:
         raise _LateError
 
-    before = signal.signal(signal.SIGVTALRM, late)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    before = signal.signal(_SIGNALS[timer], late)
+    signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
+        signal.setitimer(timer, 0)
+        signal.signal(_SIGNALS[timer], before)
 
 
 def _streams(lines: Sequence[Line]) -> dict[str, list[tuple[int, float | None, str]]]:
