@@ -22,6 +22,7 @@ from tests.cluster.kube import Kube, condition, shared_claim
 from tests.cluster.machines import fake_node
 from tests.parts.gomodule import Progress
 from tools.core import repo
+from tools.core.nested import mappings
 from tools.facts.instances import instance
 
 pytestmark = pytest.mark.cluster_all
@@ -50,8 +51,19 @@ class Fate:
 @pytest.fixture(scope="module")
 def fates(kube: Kube, fake: None, say: Progress) -> Iterator[dict[str, Fate]]:
     """Every bad manifest applied in its own namespace, with the result."""
-    kube.put(_machines())
     namespaces = {path.stem: f"t-c-{number}" for number, path in enumerate(BAD)}
+    try:
+        yield _fates(kube, namespaces, say)
+    finally:  # other modules expect the cluster without these machines
+        for name in ("default", "kubeflow"):
+            kube.call("delete", "pytorchjobs", "--all", f"--namespace={name}", "--wait=false")
+        for name in [*namespaces.values(), "team-a"]:
+            kube.delete_namespace(name)
+        kube.call("delete", "nodes", "--selector=trainyard-test=kwok-corpus", "--wait=false")
+
+
+def _fates(kube: Kube, namespaces: dict[str, str], say: Progress) -> dict[str, Fate]:
+    kube.put(_machines())
     kube.put([_namespace(name) for name in [*namespaces.values(), "team-a"]])
     kube.wait("machines without taints", lambda: not any(map(_tainted, kube.list("nodes"))), 120)
     refusals = {path.stem: _apply(kube, path, namespaces[path.stem]) for path in BAD}
@@ -62,12 +74,7 @@ def fates(kube: Kube, fake: None, say: Progress) -> Iterator[dict[str, Fate]]:
     found = {name: Fate(name, rules[name], *fate) for name, fate in settled.items()}
     for one in sorted(found.values(), key=lambda one: (one.fate, one.rule)):
         say(f"{one.fate:8} {one.rule:24} {one.name:32} {one.words[:90]}")
-    yield found
-    for name in ("default", "kubeflow"):
-        kube.call("delete", "pytorchjobs", "--all", f"--namespace={name}", "--wait=false")
-    for name in [*namespaces.values(), "team-a"]:
-        kube.delete_namespace(name)
-    kube.call("delete", "nodes", "--selector=trainyard-test=kwok-corpus", "--wait=false")
+    return found
 
 
 def test_every_bad_manifest_has_a_fate(fates: dict[str, Fate]) -> None:
@@ -120,7 +127,7 @@ def _apply(kube: Kube, path: Path, namespace: str) -> str:
     """Apply a file with the claims that it expects. Return the server's refusal, or nothing."""
     objects = _objects(path)
     own = {item["metadata"]["name"] for item in objects if item["kind"] == "PersistentVolumeClaim"}
-    wanted = set(re.findall(r"claimName: (\S+)", path.read_text(encoding="utf-8"))) - own
+    wanted = {str(part["claimName"]) for item in objects for _, part in mappings(item, "") if "claimName" in part} - own
     job = _job(path, namespace)
     where = job[0] if job else namespace
     for name in wanted:
