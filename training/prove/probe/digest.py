@@ -19,7 +19,7 @@ SMALL_BYTES = 4096
 WIDTH = 509  # words
 BLOCK = 128  # rows: the sums have less than 1 % of the size of the tensor
 EVERY = 8  # rows
-SAMPLED_BYTES = 256 * 1024
+SAMPLED_BYTES = 64 * 1024
 
 
 class Group(NamedTuple):
