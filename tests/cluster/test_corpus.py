@@ -27,6 +27,7 @@ from tools.facts.instances import instance
 
 pytestmark = pytest.mark.cluster_all
 BAD = sorted((repo.root() / "tests/preflight/corpus/bad").glob("*.yaml"))
+CLAIM = re.compile(r"[a-z0-9.-]+")  # a blank of a template is no name that a server admits
 RULE = re.compile(r"^# rule: (\S+)", re.MULTILINE)
 SETTLED_SECONDS = 300
 # Machines of the types that the corpus names, more of each than all of its pods need.
@@ -130,7 +131,7 @@ def _apply(kube: Kube, path: Path, namespace: str) -> str:
     wanted = {str(part["claimName"]) for item in objects for _, part in mappings(item, "") if "claimName" in part} - own
     job = _job(path, namespace)
     where = job[0] if job else namespace
-    for name in wanted:
+    for name in filter(CLAIM.fullmatch, wanted):
         kube.put(shared_claim(where, name), where)
     try:
         for item in objects:
