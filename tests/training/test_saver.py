@@ -211,6 +211,50 @@ def test_a_run_that_ends_for_its_loss_keeps_the_save_in_flight(
     assert committed_steps(RunDir(tmp_path).checkpoints) == [5, 10]
 
 
+@pytest.mark.parametrize(
+    ("error", "limit", "steps"),
+    [
+        (ValueError("a broken sample"), 60.0, [5, 10]),
+        (ValueError("a broken sample"), 0.01, [5]),  # a save that does not end holds up nothing
+        (RuntimeError("Connection closed by peer"), 60.0, [5]),  # no save is committed without all ranks
+    ],
+)
+def test_a_failed_rank_waits_for_the_save_in_flight(
+    texts: Texts,
+    data_root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    limit: float,
+    steps: list[int],
+) -> None:
+    """Step 13 fails while step 10 is being written, which takes until the failure or, for 10 and 5, longer."""
+    failed, ended, real = threading.Event(), threading.Event(), loop._step
+
+    def step(run: Any, now: Any, *more: Any) -> str:
+        if now.step == 12:
+            failed.set()
+            raise error
+        return real(run, now, *more)
+
+    def slow(step: int) -> None:
+        if step == 10:
+            failed.wait(60)
+            if steps == [5]:
+                ended.wait(60)
+
+    monkeypatch.setattr(loop, "_step", step)
+    monkeypatch.setattr(loop, "LAST_SAVE_SECONDS", limit)
+    _patched(monkeypatch, slow)
+    before = threading.enumerate()
+    with pytest.raises(type(error), match=str(error)):
+        run(texts, (KEPT, BESIDE), tmp_path, data_root)
+    assert committed_steps(RunDir(tmp_path).checkpoints) == steps
+    ended.set()
+    for thread in set(threading.enumerate()) - set(before):
+        thread.join(60)  # its writer, which a real process would end
+
+
 def test_pruning_by_hand_leaves_the_save_in_flight(
     texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ from training.trainer.stragglers import Stragglers
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 COLLECT_EVERY = 100  # steps between two collections of garbage
+LAST_SAVE_SECONDS = 30.0  # that a failed rank waits for the save in flight; far less than the limit for a hang
 log = logging.getLogger("trainyard")
 
 
@@ -149,8 +150,8 @@ def _to_the_end(run: Run, now: TrainState, watched: Watched, attempt: Attempt) -
         _evaluate(run, now, metrics)  # the base's loss, before training
     try:
         _loop(run, now, watched, attempt, cache)
-    except (failure.LossError, failure.ReplicaError):
-        watched.saver.finish()  # it began before what all ranks end for now
+    except Exception as error:
+        watched.saver.finish(_patience(error))  # it began before what the run ends for now
         raise
     finally:
         gc.enable()
@@ -159,6 +160,17 @@ def _to_the_end(run: Run, now: TrainState, watched: Watched, attempt: Attempt) -
     heartbeat.enter("sampling")
     while_others_wait(run.ranks, (lambda: _report(run, now, heldout_loss, metrics)) if run.ranks.first else None)
     metrics.close()
+
+
+def _patience(error: Exception) -> float | None:
+    """Seconds that a failed rank waits for the save in flight; None without a limit.
+
+    The others wait for this rank in a collective of the step, and commit the save with it meanwhile. If one of them
+    is gone, none can commit.
+    """
+    if isinstance(error, (failure.LossError, failure.ReplicaError)):
+        return None  # all ranks end for it
+    return 0.0 if failure.classify(error) in ("communication", "lost peer") else LAST_SAVE_SECONDS
 
 
 @contextmanager

@@ -44,8 +44,9 @@ class Saver:
             self.finish()
             copied = self._copy(now) if self._beside and not must else None
             if copied is not None:
-                self._thread = threading.Thread(target=self._commit, args=(copied, started), daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._commit, args=(copied, started), daemon=True)
+                thread.start()
+                self._thread = thread
                 log.info("step %d waited %.1f s for the copy of its state", now.step, time.perf_counter() - started)
                 return
             try:
@@ -58,11 +59,11 @@ class Saver:
         if written:
             _said(now.step, started)
 
-    def finish(self) -> None:
-        """Wait for the save in flight, if there is one."""
+    def finish(self, most: float | None = None) -> None:
+        """Wait for the save in flight, if there is one; at most so many seconds."""
         if self._thread is not None:
             with heartbeat.during("saving"):
-                self._thread.join()
+                self._thread.join(most)
             self._thread = None
 
     def _copy(self, now: TrainState) -> Snapshot | None:
