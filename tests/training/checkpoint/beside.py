@@ -183,6 +183,26 @@ def train_until_killed(
     return boundaries.passed
 
 
+def fail_in_flight(home: str, victim: int, patience: float) -> None:
+    """Continue with step 9; the victim fails at step 13, waits so long for the save of step 12, and ends."""
+    job = Job(home, nodes=False)
+    job.restore()
+    save = job.tiers.store.save
+
+    def slow(*given: Any, **more: Any) -> bool:
+        while job.now.step <= IN_FLIGHT:
+            time.sleep(0.001)
+        time.sleep(1)
+        return save(*given, **more)
+
+    job.tiers.store.save = slow  # type: ignore[method-assign]
+    job.train(IN_FLIGHT + 1)
+    if rank_and_world()[0] == victim:
+        job.saver.finish(patience)
+        os._exit(1)
+    job.train(LAST)
+
+
 def _write_in_place(home: Path, given: Snapshot, *, must: bool) -> bool:
     """The control: one file per tensor, written over the old one, without a protocol."""
     (home / "in-place").mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ import torch
 from tests.training.checkpoint import beside
 from tests.training.checkpoint.sweep import BESIDE, NEW, OLD, resume, sweep, sweep_in_flight
 from tests.training.checkpoint.values import whole
-from training.checkpoint.layout import step_name
+from training.checkpoint.layout import committed_steps, step_name
 
 Call = Callable[..., list[Any]]
 
@@ -51,6 +51,19 @@ def test_killed_with_a_save_in_flight(
     assert swept.points >= 4
     assert swept.found == {OLD, NEW}
     assert swept.lost < 2 * (NEW - OLD)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(("patience", "newest"), [(30, NEW), (0, OLD)])
+def test_a_failed_rank_that_waits_commits_the_save_in_flight(
+    ranks: Call, ranks_status: Call, tmp_path: Path, victim: int, patience: int, newest: int
+) -> None:
+    """The other rank waits for the victim in a step. A rank that ends at once is the control."""
+    ranks(f"{BESIDE}:begin", 2, home=tmp_path)
+    answers = ranks_status(f"{BESIDE}:fail_in_flight", 2, home=tmp_path, victim=victim, patience=patience)
+    assert [answer["status"] for answer in answers] == [1, 1]
+    assert committed_steps(tmp_path / "run" / "checkpoints")[-1] == newest
+    assert ranks(f"{BESIDE}:continue_to_the_end", 2, home=tmp_path)[0]["found"] == newest
 
 
 def test_control_a_save_that_shares_memory_with_training_is_silently_wrong(ranks: Call, tmp_path: Path) -> None:
