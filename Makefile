@@ -133,7 +133,7 @@ setup-dev: ## Make .venv from requirements-dev.lock, with what tests, lint, type
 test: setup-dev ## Run the tests (ARGS="tests/house -k lock")
 	@exec $(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal -m "not long" $(ARGS)
 
-test-smoke: setup-dev ## Run some of the long tests: killed runs that continue, a defect of several claims, a fault of each part
+test-smoke: setup-dev ## Run some of the long tests: killed runs that continue, some planted defects, the cheap faults
 	@exec $(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal -m smoke $(ARGS)
 
 test-long: setup-dev ## Run the long tests: training on two ranks, every printed command, programs built from source

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.preflight.headers import header
 from tests.workload.beds import bed
 from tools.core.errors import UserError
 from tools.core.nested import mappings
@@ -34,16 +34,6 @@ RUBBISH: list[Any] = [
     *(None, "", "text", 0, -1, 1.5, True),
     *([], [None], ["a"], [{}], {}, {"name": 1}, {"a": {"b": []}}),
 ]
-
-
-def header(path: Path) -> tuple[str, str, set[str]]:
-    """Return the header of a manifest: its fault, its rule, and other rules that report the same fault."""
-    head = re.match(
-        r"# (?:fault|open): (.*(?:\n#   .*)*)\n# rule: (\S+)(?:\n# also: (.*))?\n",
-        path.read_text(encoding="utf-8"),
-    )
-    assert head, f"{path.name} needs a header: # fault: (or # open:), # rule:, and # also: if there are more"
-    return head[1], head[2], set(head[3].split(", ")) if head[3] else set()
 
 
 def failures(checked: Evaluation) -> list[tuple[str, str]]:

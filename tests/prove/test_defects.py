@@ -63,11 +63,7 @@ SAMPLE = (
     "hf_trainer/seed-of-the-clock", "ddp/world-of-one",
 )  # fmt: skip
 # Those of continuous integration.
-SMOKE = {
-    "ddp/two-optimized-copies",
-    "fsdp2/optimizer-not-saved",
-    "ddp/batch-for-each-rank",
-}
+SMOKE = ("ddp/two-optimized-copies", "fsdp2/optimizer-not-saved", "ddp/batch-for-each-rank")
 
 
 @pytest.mark.long
