@@ -264,7 +264,7 @@ def _found(report: Report) -> Found | None:
         shown = event.match.search(report.text)
         proof = shown.span() if shown else (0, 0)
         return Found(event.cause, line, rank, weight=report.weight, text=report.text, proof=proof, fix=event.fix)
-    client = form("client").match(report.text) or form("client_code").search(report.place)
+    client = form("client").search(report.text) or form("client_code").search(report.place)
     for row in log_patterns.classes():
         hit = row.search(report.text, report.stack)
         if hit and not (client and row.kind in log_topics.table("between_ranks")):
