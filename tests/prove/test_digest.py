@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.prove.probe.digest import BLOCK, EVERY, SAMPLED_BYTES, SMALL_BYTES, WIDTH, Group, digests, grouped
+from training.prove.probe.digest import BLOCK, EVERY, SAMPLED_BYTES, SMALL_BYTES, WIDTH, Group, digests, grouped, sums
 
 # Below and above the size that is hashed byte by byte, with whole blocks, and with bytes after the last word.
 SIZES = {"empty": 0, "one": 1, "small": SMALL_BYTES // 4, "rows": 3 * WIDTH + 7, "blocks": 2 * (2 * BLOCK * WIDTH) + 9}
@@ -103,3 +103,25 @@ def test_a_small_tensor_is_read_whole_in_a_sampled_digest() -> None:
     tensor = made(SAMPLED_BYTES // 4, torch.float32)
     assert sampled(tensor) == digest(tensor)
     assert sampled(tensor, tensor) != sampled(tensor)
+
+
+def test_sums_tell_zero_and_not_finite_tensors() -> None:
+    zeros, ones = [torch.zeros(size) for size in (3, 1000, 40_000)], [torch.ones(size) for size in (3, 1000, 40_000)]
+    assert sums(torch, []) == sums(torch, zeros) == (True, True)
+    assert sums(torch, ones) == sums(torch, [*zeros, ones[0]]) == (False, True)
+    assert sums(torch, [torch.tensor([1.0, -1.0])]) == (False, True)
+    assert sums(torch, [*ones, torch.tensor([float("inf")])]) == (False, False)
+    assert sums(torch, [*zeros[:2], torch.tensor([3e38, 3e38])]) == (False, True)  # the sum alone is infinite
+
+
+def test_every_row_of_a_large_gradient_is_looked_at_within_a_few_steps() -> None:
+    rows = 3 * EVERY
+    for row in range(rows):
+        gradient = torch.ones(rows, SMALL_BYTES // 4)
+        gradient[row, 7] = float("nan")
+        found = [sums(torch, [gradient], turn)[1] for turn in range(EVERY)]
+        assert found == [turn != row % EVERY for turn in range(EVERY)]
+    only = torch.zeros(rows, SMALL_BYTES // 4)
+    only[1, 0] = 1.0
+    assert sums(torch, [only], turn=0) == (False, True)
+    assert sums(torch, [only[:, :500]], turn=0) == (False, True)  # not contiguous: read in full

@@ -4,8 +4,8 @@ Small tensors are hashed byte by byte. A large one is folded into rows of 64-bit
 the columns of each block of rows are hashed: one pass over the memory. One changed word changes a sum, and so does a
 moved one: the width of a row is a prime number, so that rows of a matrix do not meet in one column.
 
-A sampled digest reads one row in EVERY of a tensor above SAMPLED_BYTES. It serves for what the next parameters show in
-full as well: gradients and the state of an optimizer.
+A sampled digest reads one row in EVERY of a tensor above SAMPLED_BYTES. It serves for what the parameters after the
+step show in full as well: gradients, the state of an optimizer, and parameters before a step.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ def is_sharded(tensor: Any) -> bool:
     """Return whether this rank holds a part of the tensor only."""
     placements = getattr(tensor, "placements", None)
     return placements is not None and any(not one.is_replicate() for one in placements)
+
+
+def is_large(tensor: Any) -> bool:
+    """Return whether a sampled digest reads a part of the tensor only."""
+    return _bytes(local(tensor)) > SAMPLED_BYTES
 
 
 def _flat(tensor: Any) -> Any:
@@ -96,27 +101,38 @@ def digests(torch: Any, tensors: Iterable[Any]) -> list[str]:
 
 def grouped(torch: Any, groups: list[Group]) -> list[str]:
     """Return one digest of the tensors of each group. Those of a device are brought to the host by two copies."""
-    pieces: dict[Any, list[Any]] = {}  # by device and type
+    pieces: dict[Any, list[Any]] = {}  # of devices, by device and type
     ends: dict[Any, int] = {}  # bytes of the pieces so far
-    places: list[tuple[list[Any], dict[Any, int], dict[Any, int]]] = []
+    places: list[tuple[list[Any], list[bytes], dict[Any, int], dict[Any, int]]] = []
     with torch.no_grad():
         for tensors, sampled in groups:
             heads: list[Any] = []
+            near: list[bytes] = []
             starts = dict(ends)
             for tensor in tensors:
                 plain = local(tensor)
                 heads += plain.dtype, plain.numel()
+                if plain.device.type == "cpu":
+                    near += _contents(torch, plain, sampled)
+                    continue
                 for part in _summary(torch, _flat(plain), sampled):
                     pool = part.device, part.dtype
                     pieces.setdefault(pool, []).append(part)
                     ends[pool] = ends.get(pool, 0) + _bytes(part)
-            places.append((heads, starts, dict(ends)))
+            places.append((heads, near, starts, dict(ends)))
         held = {pool: memoryview(content(torch.cat(pieces[pool]).cpu())) for pool in sorted(pieces, key=str)}
     found = []
-    for heads, starts, stops in places:
+    for heads, near, starts, stops in places:
         spans = (data[starts.get(pool, 0) : stops.get(pool, 0)] for pool, data in held.items())
-        found.append(hashed(heads, *spans))
+        found.append(hashed(heads, *near, *spans))
     return found
+
+
+def _contents(torch: Any, plain: Any, sampled: bool) -> list[bytes]:
+    """Return the bytes of the summary of a tensor on the host. A small one, as most are, needs no other tensor."""
+    if _bytes(plain) <= SMALL_BYTES and plain.is_contiguous() and not plain.is_complex():
+        return [content(plain)]
+    return [content(part) for part in _summary(torch, _flat(plain), sampled)]
 
 
 def _bytes(tensor: Any) -> int:
@@ -139,15 +155,37 @@ def rows(torch: Any, tensor: Any, most: int) -> list[str]:
     return [hashed(data[one * size : (one + 1) * size]) for one in range(count)]
 
 
-def sums(torch: Any, tensors: list[Any]) -> tuple[bool, bool]:
-    """Return whether all tensors are zero, and whether all are finite."""
-    plain = [one for one in map(local, tensors) if one.numel()]
-    if not plain:
-        return True, True
+def _sampled(tensor: Any, turn: int) -> Any:
+    """Return one row in EVERY of a large contiguous tensor, another one at each turn; another tensor as it is."""
+    row = SMALL_BYTES // tensor.element_size()
+    if _bytes(tensor) <= SAMPLED_BYTES or not tensor.is_contiguous():
+        return tensor
+    start = tensor.storage_offset() + turn % EVERY * row
+    return tensor.as_strided((tensor.numel() // (row * EVERY), row), (row * EVERY, 1), start)
+
+
+def _joined(torch: Any, tensors: list[Any]) -> list[Any]:
+    """Return the tensors with the small ones of one device and type joined: a call for each costs more than a copy."""
+    found = [one for one in tensors if _bytes(one) > SMALL_BYTES]
+    small: dict[Any, list[Any]] = {}
+    for one in tensors:
+        if _bytes(one) <= SMALL_BYTES:
+            small.setdefault((one.device, one.dtype), []).append(one.reshape(-1))
+    return found + [torch.cat(parts) for parts in small.values()]
+
+
+def sums(torch: Any, tensors: list[Any], turn: int = 0) -> tuple[bool, bool]:
+    """Return whether all tensors are zero, and whether all are finite.
+
+    Of a large tensor one row in EVERY is looked at, another one at each turn. A sample of zeros is not believed.
+    """
     with torch.no_grad():
+        plain = _joined(torch, [one for one in map(local, tensors) if one.numel()])
+        if not plain:
+            return True, True
         totals = [
             one.sum(dtype=torch.float32) if one.is_floating_point() and one.element_size() < 4 else one.sum()
-            for one in plain
+            for one in (_sampled(it, turn) for it in plain)
         ]
         by_device: dict[Any, list[int]] = {}
         for place, one in enumerate(plain):
@@ -158,7 +196,7 @@ def sums(torch: Any, tensors: list[Any]) -> tuple[bool, bool]:
             values.update(zip(chosen, stacked))
         zero, finite = True, True
         for place, value in values.items():
-            # A sum of zero may be a chance, and a sum may overflow: both are looked at in full.
+            # A sum of zero may be a chance, and a sum may overflow: such a tensor is looked at in full.
             if value - value != 0:
                 finite = finite and bool(torch.isfinite(plain[place]).all())
                 zero = False

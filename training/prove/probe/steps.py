@@ -14,8 +14,9 @@ from typing import Any
 from .. import records
 from . import ends, faults, random_state
 from .batches import Forwards, compiling, in_backward
-from .digest import Group, digests, grouped, hashed, is_sharded, sums
+from .digest import Group, digests, hashed, is_sharded, sums
 from .imports import on_import
+from .parameters import Parameters
 from .saves import Saves
 from .state import Probe
 from .world import World
@@ -33,6 +34,7 @@ class Steps:
         self.open: Any = None  # the optimizer whose step runs: optimizers call others
         self.before: _Before | None = None
         self.known: list[weakref.ref[Any]] = []
+        self.parameters: weakref.WeakKeyDictionary[Any, Parameters] = weakref.WeakKeyDictionary()
         self.written: weakref.WeakKeyDictionary[Any, _Written] = weakref.WeakKeyDictionary()
         self.losses: list[tuple[int, Any]] = []
         self.last_end = time.perf_counter()
@@ -203,13 +205,12 @@ class Steps:
         parameters = list(_parameters(optimizer))
         names = self._names()
         gradients = [one.grad for one in parameters if one.grad is not None]
-        zero, finite = sums(self.torch, gradients)
+        zero, finite = sums(self.torch, gradients, self.probe.step)
         state = sorted(_state(self.torch, optimizer, parameters), key=lambda one: one[0])
         plain = [f"{name}={value}" for name, value in state if not isinstance(value, self.torch.Tensor)]
         held = [value for _, value in state if isinstance(value, self.torch.Tensor)]
-        whole = [Group([one]) for one in parameters]
-        *found, gradient, kept = grouped(
-            self.torch, [*whole, Group(gradients, sampled=True), Group(held, sampled=True)]
+        found, (gradient, kept) = self._parameters_of(optimizer).before(
+            parameters, [Group(gradients, sampled=True), Group(held, sampled=True)]
         )
         labels = _labels(parameters, names)
         self.before = _Before(
@@ -225,6 +226,9 @@ class Steps:
             missing=self._missing(names),
             foreign=self._foreign(parameters, labels, names),
         )
+
+    def _parameters_of(self, optimizer: Any) -> Parameters:
+        return self.parameters.setdefault(optimizer, Parameters(self.torch))
 
     def _names(self) -> dict[int, str]:
         found: dict[int, str] = {}
@@ -258,7 +262,7 @@ class Steps:
         probe = self.probe
         self._flush()
         parameters = list(_parameters(optimizer))
-        after = hashed(*digests(self.torch, parameters))
+        after = hashed(*self._parameters_of(optimizer).after(parameters))
         now = time.perf_counter()
         written = self.written.pop(optimizer, None)
         accumulated = written is not None and not written.clear and probe.step > 1

@@ -1,0 +1,67 @@
+"""The parameters of an optimizer: read in full after each step, and sampled before the next one.
+
+Nobody should write parameters between two steps. A changed address or version, or a changed sample, shows that somebody
+did; then they are read in full again. Writes through `.data` have no version, and a sample may miss them: an optimizer
+is read in full before its first steps, and always once such a write was seen.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .digest import Group, digests, grouped, is_large
+
+_FULL = 3  # steps
+
+
+class _Held(NamedTuple):
+    """What was read after a step."""
+
+    marks: list[tuple[int, int, int]]
+    found: list[str]
+    quick: list[str]
+
+
+class Parameters:
+    """The digests of the parameters of one optimizer."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+        self.steps = 0
+        self.hidden = False  # somebody writes without a new version
+        self.held: _Held | None = None
+
+    def before(self, parameters: list[Any], more: list[Group]) -> tuple[list[str], list[str]]:
+        """Return a digest of each parameter and of each other group, before a step."""
+        held, marks = self.held, _marks(parameters)
+        if held is None or self.hidden or self.steps < _FULL or held.marks != marks:
+            found, others = self._read([Group([one]) for one in parameters], more)
+            self.hidden |= held is not None and held.marks == marks and held.found != found
+            return found, others
+        quick, others = self._read([Group([one], sampled=True) for one in parameters], more)
+        if quick == held.quick:
+            return held.found, others
+        self.hidden = True
+        return digests(self.torch, parameters), others
+
+    def after(self, parameters: list[Any]) -> list[str]:
+        """Return a digest of each parameter, after a step."""
+        large = [place for place, one in enumerate(parameters) if is_large(one)]
+        samples = [Group([parameters[place]], sampled=True) for place in large]
+        found, sampled = self._read([Group([one]) for one in parameters], samples)
+        quick = list(found)
+        for place, sample in zip(large, sampled):
+            quick[place] = sample
+        self.held = _Held(_marks(parameters), found, quick)
+        self.steps += 1
+        return found
+
+    def _read(self, groups: list[Group], more: list[Group]) -> tuple[list[str], list[str]]:
+        found = grouped(self.torch, groups + more)
+        return found[: len(groups)], found[len(groups) :]
+
+
+def _marks(parameters: list[Any]) -> list[tuple[int, int, int]]:
+    """Return the identity, the address and the version of each parameter."""
+    plain = [getattr(one, "_local_tensor", one) for one in parameters]
+    return [(id(one), inner.data_ptr(), inner._version) for one, inner in zip(parameters, plain)]
