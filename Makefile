@@ -199,7 +199,7 @@ bench-packages: setup-dev ## Fetch the packages that bench-gpu may lack, for Pyt
 bench-restart: setup-dev ## Time the start and the restart of two ranks, from torchrun and forked
 	@exec $(PYTEST) tests/training/bench_restart.py $(ARGS)
 
-prove-bench: setup-dev ## Prove planted defects, healthy scripts and our trainers; run again to continue (ARGS=ddp)
+prove-bench: setup-dev ## Prove planted defects, healthy scripts and our trainers; run again to continue (ARGS=ddp or ARGS=--keep)
 	@.venv/bin/python -m tests.parts.venv tests/prove/requirements.lock && exec .venv/bin/python -m tests.prove.bench $(ARGS)
 
 plan-error: setup-dev ## Predict published runs by constants fitted to the other sources, and print the planner's error (ARGS=rows.yaml)

@@ -1,9 +1,10 @@
 """Measure `yard prove` on planted defects, healthy scripts and our own trainers: `make prove-bench`.
 
-python -m tests.prove.bench [NAME ...]
+python -m tests.prove.bench [--keep | NAME ...]
 
 A NAME is a script, `script/defect`, or a trainer; without one, all are proven. Each result is appended to
-`.cache/prove/bench.jsonl` at once, and a second call continues where the first one stopped. A result counts as long as
+`.cache/prove/bench.jsonl` at once, and a second call continues where the first one stopped. `--keep` proves nothing: it
+writes the results that count into tests/prove/results.jsonl, where other clones find them. A result counts as long as
 neither the script nor the code that it depends on has changed: what starts, probes and reads, and the judges of its
 claims. Comments, the words of a repair, the report, and what runs only in a cluster or without namespaces decide no
 result.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import json
 import re
 import subprocess
 import sys
@@ -32,6 +34,7 @@ from tools.prove.observed import TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / ".cache/prove/bench.jsonl"
+KEPT = ROOT / "tests/prove/results.jsonl"
 CODE = ("training/prove", "tools/prove", "tests/prove/trainers.py")
 JUDGES = Path("tools/prove/claims")
 NO_PART = {  # of the code, in a result
@@ -51,10 +54,10 @@ class Result:
 
     name: str
     digest: str
-    code: int
-    states: dict[str, str]
-    found: dict[str, str]
-    seconds: float
+    code: int = 0
+    states: dict[str, str] = field(default_factory=dict)
+    found: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
     errors: str = ""
     evidence: list[str] = field(default_factory=list)
 
@@ -167,7 +170,17 @@ def carry_out(case: Case) -> Result:
 
 def results() -> dict[str, Result]:
     """Return the kept results by name, the newest of each. A row without a verdict is not a result."""
-    return {row["name"]: Result(**row) for row in ledger.read(RESULTS) if row["states"]}
+    rows = [*ledger.read(KEPT), *ledger.read(RESULTS)]
+    return {row["name"]: Result(**row) for row in rows if row["states"]}
+
+
+def keep(kept: dict[str, Result]) -> None:
+    """Write results without their evidence to the file that is in git, one a line."""
+    lines = []
+    for name in sorted(kept):
+        row = asdict(kept[name]) | {"errors": "", "evidence": [], "seconds": round(kept[name].seconds)}
+        lines.append(json.dumps({key: value for key, value in row.items() if value}) + "\n")
+    KEPT.write_text("".join(lines), encoding="utf-8")
 
 
 def judged(defect: Defect, result: Result) -> str:
@@ -236,15 +249,20 @@ def _row(name: str, result: Result, true: str, found: str) -> str:
     return ROW.format(name, passes, true, found or "none", f"{result.seconds:.0f}")
 
 
-def main(names: list[str]) -> int:
+def main(words: list[str]) -> int:
     """Prove what has no result yet, and print the tables. Returns the exit code."""
+    names = [word for word in words if word != "--keep"]
     scripts = planted.load()
     wanted = [case for case in cases(scripts) if not names or {case.name, case.name.partition("/")[0]} & {*names}]
-    if not wanted:
-        print(f"error: {', '.join(names)}: no such script, defect or trainer", file=sys.stderr)
+    if not wanted or (names and names != words):
+        told = "give either --keep or names" if wanted else f"{', '.join(names)}: no such script, defect or trainer"
+        print(f"error: {told}", file=sys.stderr)
         return 2
     digests = {case.name: case.digest for case in wanted}
     kept = {name: row for name, row in results().items() if digests.get(name) == row.digest}
+    if "--keep" in words:
+        keep(kept)
+        wanted = [case for case in wanted if case.name in kept]
     left = [case for case in wanted if case.name not in kept]
     left.sort(key=lambda case: case.starts)  # where the time ends early, most rows are there
     for number, case in enumerate(left, 1):

@@ -40,6 +40,7 @@ def test_a_yard_that_gave_no_verdict_is_no_result(tmp_path: Path, monkeypatch: p
     """A kept row without one, and a `yard` that fails, neither count nor are kept."""
     case = bench.Case("ddp/a", "1", lambda directory: ["a"], ["--no-such-option"], Path(sys.executable).parent)
     monkeypatch.setattr(bench, "RESULTS", tmp_path / "kept/bench.jsonl")
+    monkeypatch.setattr(bench, "KEPT", tmp_path / "kept/results.jsonl")
     monkeypatch.setattr(bench, "cases", lambda scripts: iter([case]))
     assert bench.main([]) == 1
     assert not bench.RESULTS.exists()
@@ -47,6 +48,24 @@ def test_a_yard_that_gave_no_verdict_is_no_result(tmp_path: Path, monkeypatch: p
     bench.RESULTS.parent.mkdir(exist_ok=True)
     bench.RESULTS.write_text(json.dumps(row) + "\n", encoding="utf-8")
     assert bench.results() == {}
+
+
+def test_results_that_count_are_kept_for_other_clones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = bench.Case("ddp/no-sampler", "1", lambda directory: ["a"], [], Path(sys.executable).parent)
+    monkeypatch.setattr(bench, "cases", lambda scripts: iter([case]))
+    monkeypatch.setattr(bench, "RESULTS", tmp_path / "bench.jsonl")
+    monkeypatch.setattr(bench, "KEPT", tmp_path / "results.jsonl")
+    row = {"code": 1, "states": {"data": "FAIL"}, "found": {"data/x": "FAIL"}, "seconds": 2.3, "evidence": ["long"]}
+    names = {"ddp/no-sampler": "1", "ddp/world-of-one": "1"}  # the second one is not among the cases
+    rows = [{"name": name, "digest": digest, **row} for name, digest in names.items()]
+    bench.RESULTS.write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
+    assert bench.main(["--keep"]) == 0
+    bench.RESULTS.unlink()
+    assert "no-sampler" in capsys.readouterr().out
+    assert [(one.name, one.seconds, one.evidence) for one in bench.results().values()] == [("ddp/no-sampler", 2, [])]
+    assert bench.main(["--keep", "ddp"]) == 2
 
 
 def test_a_patch_that_does_not_fit_is_refused() -> None:
