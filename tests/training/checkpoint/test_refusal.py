@@ -15,7 +15,7 @@ import pytest
 from tests.training.checkpoint.values import assert_holds
 from training.checkpoint import disk, verify
 from training.checkpoint.errors import CheckpointError
-from training.checkpoint.layout import canonical, decode_manifest, read_manifest
+from training.checkpoint.layout import canonical, decode_manifest, decode_outline, read_manifest
 from training.checkpoint.read import newest, open_checkpoint
 from training.checkpoint.store import Store
 
@@ -106,6 +106,13 @@ def test_another_size(checkpoints: Path, name: str, left: str) -> None:
 def test_not_a_manifest(checkpoints: Path, content: bytes) -> None:
     (checkpoints / NEW / "MANIFEST.json").write_bytes(content)
     assert_falls_back(checkpoints, "MANIFEST.json")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]", b"{}"])
+def test_what_is_no_manifest_is_named_alike_by_both_readers(content: bytes) -> None:
+    for decode in (decode_manifest, decode_outline):
+        with pytest.raises(ValueError, match=r"^it has no digest$"):
+            decode(content)
 
 
 def test_manifest_of_another_step(checkpoints: Path) -> None:
