@@ -127,6 +127,10 @@ def forward(words: "list[str]") -> int:
 def execute(words: "list[str]") -> int:
     """Run a command here. `break` holds the number of bytes after which the output ends, once."""
     end = words.index("--")
+    if "exec" in refused():
+        error = f'pods "{words[end - 1]}" is forbidden: User "a" cannot create resource "pods/exec"'
+        print(f"Error from server (Forbidden): {error}", file=sys.stderr)
+        return 1
     command = words[end + 1 :]
     environment = {**os.environ, "TRAINYARD_RUN": f"{HOME}/volume", "POD": words[end - 1]}
     if not os.path.exists(f"{HOME}/break"):

@@ -69,6 +69,15 @@ def test_list_says_that_pods_may_not_be_listed(world: NewWorld, cluster: Cluster
     assert "Running" in said.out
 
 
+def test_list_says_that_run_directories_may_not_be_read(world: NewWorld, cluster: Cluster, yard: Yard) -> None:
+    home = cluster(world())
+    assert "not seen" not in yard("list").err, "a control"
+    (home / "forbidden").write_text("exec")
+    said = yard("list")
+    assert "not seen: progress of 1 job: kubectl exec: Error from server (Forbidden)" in said.err
+    assert "Running" in said.out
+
+
 def test_what_is_left_has_a_price_and_only_ours_a_command(
     world: NewWorld, cluster: Cluster, yard: Yard, tmp_path: Path
 ) -> None:

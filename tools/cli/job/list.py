@@ -47,6 +47,8 @@ def _rows(kubectl: Kubectl, jobs: list[LiveJob]) -> Iterator[Object]:
         limit = f"{many.MOST} at most, in {many.SECONDS:.0f} s"
         note = f"progress is read of {found.read} of {len(running)} running jobs ({limit})"
         output.note(f"{note}: `yard job top` reads up to {top.MOST}")
+    if found.refused:
+        output.note(f"not seen: progress of {output.count(len(found.refused), 'job')}: {found.refused[0]}")
     for kind, reason in found.unseen.items():
         output.note(f"not seen: {kind}: {reason}")
     asked = dict(zip(map(id, running), found.snapshots, strict=True))

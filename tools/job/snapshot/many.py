@@ -26,11 +26,13 @@ Runtimes = dict[tuple[str, tuple[str, str]], dict[str, list[Object]]]
 class Many:
     """Snapshots in the order of their jobs, without logs and events.
 
-    `read` counts the jobs whose run directory was asked for and answered in time. `unseen` says why pods are unknown.
+    `read` counts the jobs whose run directory was asked for and answered in time. `refused` says why those of them that
+    could not be read were not. `unseen` says why pods are unknown.
     """
 
     snapshots: list[Snapshot]
     read: int
+    refused: list[str]
     unseen: dict[str, str]
 
 
@@ -41,18 +43,22 @@ def snapshots(kubectl: Kubectl, jobs: Sequence[LiveJob]) -> Many:
     seen = [_snapshot(job, pods, runtimes) for job in jobs]
     end = time.monotonic() + SECONDS
 
-    def read(one: Snapshot) -> tuple[Snapshot, bool]:
+    def read(one: Snapshot) -> tuple[Snapshot, bool, str | None]:
         seconds = end - time.monotonic()
         if seconds <= 0:
-            return one, False
+            return one, False, None
+        unseen: dict[str, str] = {}
         try:
-            run = pod_exec.run_directory(Kubectl(kubectl.context, one.namespace), one.pods, {}, seconds)
-        except UserError:  # a job of a wrong shape has no pods
-            return one, True
-        return replace(one, run=run), time.monotonic() < end
+            running = any(pod.has_run_directory and pod.running for pod in one.pods)
+            run = pod_exec.run_directory(Kubectl(kubectl.context, one.namespace), one.pods, unseen, seconds)
+        except UserError as problem:  # a job of a wrong shape has no pods
+            return one, True, problem.message
+        refused = unseen.get("run directory") if running else None  # without such a pod nothing is expected
+        return replace(one, run=run), time.monotonic() < end, refused
 
     asked = each(read, seen[:MOST])
-    return Many([*(one for one, _ in asked), *seen[MOST:]], sum(done for _, done in asked), unseen)
+    refused = [reason for _, done, reason in asked if done and reason]
+    return Many([*(one for one, *_ in asked), *seen[MOST:]], sum(done for _, done, _ in asked), refused, unseen)
 
 
 def _pods(kubectl: Kubectl, jobs: Sequence[LiveJob]) -> tuple[Pods, dict[str, str]]:
