@@ -78,7 +78,7 @@ def test_a_group_is_one_digest_of_its_tensors_in_their_order() -> None:
 
 
 def sampled(*tensors: torch.Tensor) -> str:
-    return grouped(torch, [Group(list(tensors), sampled=True)])[0]
+    return grouped(torch, [Group(list(tensors), EVERY)])[0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from training.prove.probe import parameters as subject
-from training.prove.probe.digest import EVERY, WIDTH, Group, digests, grouped
+from training.prove.probe.digest import WIDTH, Group, digests, grouped
 from training.prove.probe.parameters import Parameters
 
-SIZE = 2 * EVERY * WIDTH * 10  # float32: ten rows are sampled
+SIZE = 2 * WIDTH * 80  # float32: 80 rows
 
 
 class Follower:
@@ -26,7 +26,7 @@ class Follower:
         monkeypatch.setattr(subject, "grouped", self._count)
 
     def _count(self, module: object, groups: list[Group]) -> list[str]:
-        self.full += sum(not one.sampled and one.tensors[0] is self.parameters[0] for one in groups)
+        self.full += sum(one.every == 1 and one.tensors[0] is self.parameters[0] for one in groups)
         return grouped(module, groups)
 
     def before(self) -> list[str]:

@@ -4,7 +4,7 @@ Small tensors are hashed byte by byte. A large one is folded into rows of 64-bit
 the columns of each block of rows are hashed: one pass over the memory. One changed word changes a sum, and so does a
 moved one: the width of a row is a prime number, so that rows of a matrix do not meet in one column.
 
-A sampled digest reads one row in EVERY of a tensor above SAMPLED_BYTES. It serves for what the parameters after the
+A sampled digest reads one row in several of a tensor above SAMPLED_BYTES. It serves for what the parameters after the
 step show in full as well: gradients, the state of an optimizer, and parameters before a step.
 """
 
@@ -23,10 +23,10 @@ SAMPLED_BYTES = 64 * 1024
 
 
 class Group(NamedTuple):
-    """Tensors with one digest."""
+    """Tensors with one digest. Of a large one, one row in `every` is read."""
 
     tensors: list[Any]
-    sampled: bool = False
+    every: int = 1
 
 
 def hashed(*parts: Any) -> str:
@@ -39,9 +39,13 @@ def hashed(*parts: Any) -> str:
 
 def local(tensor: Any) -> Any:
     """Return the plain tensor of this rank behind a parameter, a DTensor or a sparse tensor."""
+    return _attached(tensor).detach()
+
+
+def _attached(tensor: Any) -> Any:
     inner = getattr(tensor, "_local_tensor", None)
-    plain = (tensor if inner is None else inner).detach()
-    return plain.coalesce().values() if plain.is_sparse else plain
+    plain = tensor if inner is None else inner
+    return plain.detach().coalesce().values() if plain.is_sparse else plain
 
 
 def is_sharded(tensor: Any) -> bool:
@@ -79,12 +83,12 @@ def _sums(words: Any, every: int) -> list[Any]:
     return [*found, words[rows * row :][:WIDTH]]
 
 
-def _summary(torch: Any, flat: Any, sampled: bool) -> list[Any]:
+def _summary(torch: Any, flat: Any, every: int) -> list[Any]:
     """Return short tensors, of words or of bytes, from which equal tensors have equal values."""
     size = _bytes(flat)
     if size <= SMALL_BYTES:
         return [flat.view(torch.uint8)] if size else []
-    every = EVERY if sampled and size > SAMPLED_BYTES else 1
+    every = every if size > SAMPLED_BYTES else 1
     if flat.storage_offset() * flat.element_size() % 8:  # such bytes cannot be read as words
         flat = flat.clone()
     if size % 8 == 0:
@@ -103,19 +107,19 @@ def grouped(torch: Any, groups: list[Group]) -> list[str]:
     """Return one digest of the tensors of each group. Those of a device are brought to the host by two copies."""
     pieces: dict[Any, list[Any]] = {}  # of devices, by device and type
     ends: dict[Any, int] = {}  # bytes of the pieces so far
-    places: list[tuple[list[Any], list[bytes], dict[Any, int], dict[Any, int]]] = []
+    places: list[tuple[list[str], list[bytes], dict[Any, int], dict[Any, int]]] = []
     with torch.no_grad():
-        for tensors, sampled in groups:
-            heads: list[Any] = []
+        for tensors, every in groups:
+            heads: list[str] = []
             near: list[bytes] = []
             starts = dict(ends)
             for tensor in tensors:
-                plain = local(tensor)
-                heads += plain.dtype, plain.numel()
-                if plain.device.type == "cpu":
-                    near += _contents(torch, plain, sampled)
+                plain = _attached(tensor)
+                heads.append(f"{plain.dtype} {plain.numel()}")
+                if plain.is_cpu:
+                    near += _contents(torch, plain, every)
                     continue
-                for part in _summary(torch, _flat(plain), sampled):
+                for part in _summary(torch, _flat(plain.detach()), every):
                     pool = part.device, part.dtype
                     pieces.setdefault(pool, []).append(part)
                     ends[pool] = ends.get(pool, 0) + _bytes(part)
@@ -124,15 +128,15 @@ def grouped(torch: Any, groups: list[Group]) -> list[str]:
     found = []
     for heads, near, starts, stops in places:
         spans = (data[starts.get(pool, 0) : stops.get(pool, 0)] for pool, data in held.items())
-        found.append(hashed(heads, *near, *spans))
+        found.append(hashed(b"".join([",".join(heads).encode(), *near, *spans])))
     return found
 
 
-def _contents(torch: Any, plain: Any, sampled: bool) -> list[bytes]:
+def _contents(torch: Any, plain: Any, every: int) -> list[bytes]:
     """Return the bytes of the summary of a tensor on the host. A small one, as most are, needs no other tensor."""
     if _bytes(plain) <= SMALL_BYTES and plain.is_contiguous() and not plain.is_complex():
         return [content(plain)]
-    return [content(part) for part in _summary(torch, _flat(plain), sampled)]
+    return [content(part) for part in _summary(torch, _flat(plain.detach()), every)]
 
 
 def _bytes(tensor: Any) -> int:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from .digest import Group, digests, grouped, is_large
 
 _FULL = 3  # steps
+_QUICK = 64  # rows of a large tensor, of which one is read: who writes without a version writes most of a tensor
 
 
 class _Held(NamedTuple):
@@ -38,7 +39,7 @@ class Parameters:
             found, others = self._read([Group([one]) for one in parameters], more)
             self.hidden |= held is not None and held.marks == marks and held.found != found
             return found, others
-        quick, others = self._read([Group([one], sampled=True) for one in parameters], more)
+        quick, others = self._read([Group([one], _QUICK) for one in parameters], more)
         if quick == held.quick:
             return held.found, others
         self.hidden = True
@@ -47,7 +48,7 @@ class Parameters:
     def after(self, parameters: list[Any]) -> list[str]:
         """Return a digest of each parameter, after a step."""
         large = [place for place, one in enumerate(parameters) if is_large(one)]
-        samples = [Group([parameters[place]], sampled=True) for place in large]
+        samples = [Group([parameters[place]], _QUICK) for place in large]
         found, sampled = self._read([Group([one]) for one in parameters], samples)
         quick = list(found)
         for place, sample in zip(large, sampled):

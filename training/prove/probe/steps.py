@@ -14,7 +14,7 @@ from typing import Any
 from .. import records
 from . import ends, faults, random_state
 from .batches import Forwards, compiling, in_backward
-from .digest import Group, digests, hashed, is_sharded, sums
+from .digest import EVERY, Group, digests, hashed, is_sharded, sums
 from .imports import on_import
 from .parameters import Parameters
 from .saves import Saves
@@ -210,7 +210,7 @@ class Steps:
         plain = [f"{name}={value}" for name, value in state if not isinstance(value, self.torch.Tensor)]
         held = [value for _, value in state if isinstance(value, self.torch.Tensor)]
         found, (gradient, kept) = self._parameters_of(optimizer).before(
-            parameters, [Group(gradients, sampled=True), Group(held, sampled=True)]
+            parameters, [Group(gradients, EVERY), Group(held, EVERY)]
         )
         labels = _labels(parameters, names)
         self.before = _Before(
