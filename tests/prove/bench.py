@@ -54,10 +54,10 @@ class Result:
 
     name: str
     digest: str
-    code: int = 0
-    states: dict[str, str] = field(default_factory=dict)
-    found: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
+    code: int
+    states: dict[str, str]
+    found: dict[str, str]
+    seconds: float
     errors: str = ""
     evidence: list[str] = field(default_factory=list)
 
@@ -178,8 +178,8 @@ def keep(kept: dict[str, Result]) -> None:
     """Write results without their evidence to the file that is in git, one a line."""
     lines = []
     for name in sorted(kept):
-        row = asdict(kept[name]) | {"errors": "", "evidence": [], "seconds": round(kept[name].seconds)}
-        lines.append(json.dumps({key: value for key, value in row.items() if value}) + "\n")
+        row = asdict(kept[name]) | {"seconds": round(kept[name].seconds)}
+        lines.append(json.dumps({key: row[key] for key in row if key not in ("errors", "evidence")}) + "\n")
     KEPT.write_text("".join(lines), encoding="utf-8")
 
 

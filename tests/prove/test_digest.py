@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.prove.probe.digest import BLOCK, EVERY, SAMPLED_BYTES, SMALL_BYTES, WIDTH, Group, digests, grouped, sums
+from training.prove.probe.digest import (
+    BLOCK,
+    EVERY,
+    SAMPLED_BYTES,
+    SMALL_BYTES,
+    WIDTH,
+    Group,
+    content,
+    digests,
+    grouped,
+    sums,
+)
 
 # Below and above the size that is hashed byte by byte, with whole blocks, and with bytes after the last word.
 SIZES = {"empty": 0, "one": 1, "small": SMALL_BYTES // 4, "rows": 3 * WIDTH + 7, "blocks": 2 * (2 * BLOCK * WIDTH) + 9}
@@ -114,7 +125,7 @@ def test_sums_tell_zero_and_not_finite_tensors() -> None:
     assert sums(torch, [*zeros[:2], torch.tensor([3e38, 3e38])]) == (False, True)  # the sum alone is infinite
 
 
-def test_every_row_of_a_large_gradient_is_looked_at_within_a_few_steps() -> None:
+def test_every_row_of_a_large_gradient_is_read_within_a_few_steps() -> None:
     rows = 3 * EVERY
     for row in range(rows):
         gradient = torch.ones(rows, SMALL_BYTES // 4)
@@ -125,3 +136,14 @@ def test_every_row_of_a_large_gradient_is_looked_at_within_a_few_steps() -> None
     only[1, 0] = 1.0
     assert sums(torch, [only], turn=0) == (False, True)
     assert sums(torch, [only[:, :500]], turn=0) == (False, True)  # not contiguous: read in full
+
+
+def test_freed_memory_is_an_error() -> None:
+    """A read of it would end the process of the script."""
+    tensor = torch.ones(16)
+    view = tensor[8:]
+    assert len(content(view)) == 32
+    tensor.untyped_storage().resize_(0)
+    for one in (tensor, view):
+        with pytest.raises(ValueError, match="freed"):
+            digest(one)

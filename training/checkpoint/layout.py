@@ -350,7 +350,7 @@ def decode_manifest(data: bytes) -> Manifest:
     try:
         content = json.loads(data)
     except ValueError:
-        content = None  # the words of a parser help nobody
+        content = None  # the message of a JSON parser does not help the user
     if not isinstance(content, dict) or "digest" not in content:
         raise ValueError(_NO_DIGEST)
     del content["digest"]

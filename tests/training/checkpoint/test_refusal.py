@@ -109,7 +109,7 @@ def test_not_a_manifest(checkpoints: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]", b"{}"])
-def test_what_is_no_manifest_is_named_alike_by_both_readers(content: bytes) -> None:
+def test_both_readers_say_that_the_digest_is_missing(content: bytes) -> None:
     for decode in (decode_manifest, decode_outline):
         with pytest.raises(ValueError, match=r"^it has no digest$"):
             decode(content)

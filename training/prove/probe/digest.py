@@ -133,7 +133,7 @@ def grouped(torch: Any, groups: list[Group]) -> list[str]:
 
 
 def _contents(torch: Any, plain: Any, every: int) -> list[bytes]:
-    """Return the bytes of the summary of a tensor on the host. A small one, as most are, needs no other tensor."""
+    """Return the bytes of the summary of a tensor on the host. Most tensors are small: they are read in place."""
     if _bytes(plain) <= SMALL_BYTES and plain.is_contiguous() and not plain.is_complex():
         return [content(plain)]
     return [content(part) for part in _summary(torch, _flat(plain.detach()), every)]
@@ -144,9 +144,17 @@ def _bytes(tensor: Any) -> int:
 
 
 def content(tensor: Any) -> bytes:
-    """Return the bytes of a contiguous tensor on the host. NumPy may be absent."""
+    """Return the bytes of a contiguous tensor on the host. NumPy may be absent.
+
+    Raises ValueError if the tensor's memory was freed, as a sharded module frees gathered parameters.
+    """
     size = _bytes(tensor)
-    return ctypes.string_at(tensor.data_ptr(), size) if size else b""
+    if not size:
+        return b""
+    start = tensor.storage_offset() * tensor.element_size()
+    if not tensor.data_ptr() or start + size > tensor.untyped_storage().nbytes():
+        raise ValueError("the memory of a tensor was freed")
+    return ctypes.string_at(tensor.data_ptr(), size)
 
 
 def rows(torch: Any, tensor: Any, most: int) -> list[str]:
@@ -160,7 +168,7 @@ def rows(torch: Any, tensor: Any, most: int) -> list[str]:
 
 
 def _sampled(tensor: Any, turn: int) -> Any:
-    """Return one row in EVERY of a large contiguous tensor, another one at each turn; another tensor as it is."""
+    """Return a tensor as it is; of a large contiguous one, one row in EVERY, a different one at each turn."""
     row = SMALL_BYTES // tensor.element_size()
     if _bytes(tensor) <= SAMPLED_BYTES or not tensor.is_contiguous():
         return tensor
@@ -181,7 +189,8 @@ def _joined(torch: Any, tensors: list[Any]) -> list[Any]:
 def sums(torch: Any, tensors: list[Any], turn: int = 0) -> tuple[bool, bool]:
     """Return whether all tensors are zero, and whether all are finite.
 
-    Of a large tensor one row in EVERY is looked at, another one at each turn. A sample of zeros is not believed.
+    Of a large tensor one row in EVERY is read, a different one at each turn. If all of these are zero, the tensor is
+    read in full.
     """
     with torch.no_grad():
         plain = _joined(torch, [one for one in map(local, tensors) if one.numel()])
@@ -200,7 +209,7 @@ def sums(torch: Any, tensors: list[Any], turn: int = 0) -> tuple[bool, bool]:
             values.update(zip(chosen, stacked))
         zero, finite = True, True
         for place, value in values.items():
-            # A sum of zero may be a chance, and a sum may overflow: such a tensor is looked at in full.
+            # A sum of zero may be a chance, and a sum may overflow: such a tensor is read in full.
             if value - value != 0:
                 finite = finite and bool(torch.isfinite(plain[place]).all())
                 zero = False

@@ -1,8 +1,8 @@
 """The parameters of an optimizer: read in full after each step, and sampled before the next one.
 
-Nobody should write parameters between two steps. A changed address or version, or a changed sample, shows that somebody
-did; then they are read in full again. Writes through `.data` have no version, and a sample may miss them: an optimizer
-is read in full before its first steps, and always once such a write was seen.
+A script may write parameters between two steps. A changed address, version or sample shows it; then they are read in
+full again. A write through `.data` does not change the version, and a sample may miss it: the parameters are read in
+full before the first steps, and before every step once such a write was seen.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from .digest import Group, digests, grouped, is_large
 
 _FULL = 3  # steps
-_QUICK = 64  # rows of a large tensor, of which one is read: who writes without a version writes most of a tensor
+_QUICK = 64  # one row in so many is sampled: a write that does not change the version usually covers the tensor
 
 
 class _Held(NamedTuple):
@@ -29,7 +29,7 @@ class Parameters:
     def __init__(self, torch: Any) -> None:
         self.torch = torch
         self.steps = 0
-        self.hidden = False  # somebody writes without a new version
+        self.hidden = False  # the script writes without a new version
         self.held: _Held | None = None
 
     def before(self, parameters: list[Any], more: list[Group]) -> tuple[list[str], list[str]]:
