@@ -97,6 +97,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("STAND_IN", str(tmp_path))
     (tmp_path / "volume").mkdir()
+    monkeypatch.setattr(repo, "local", lambda: tmp_path / "local")  # a run of `make train` has the job's name
     monkeypatch.setattr(many, "SECONDS", 60.0)  # a busy machine starts the stand-in slowly
 
     def play(world: World) -> Path:
