@@ -137,6 +137,33 @@ def test_a_packed_document_has_the_same_logits_as_alone(config: Config) -> None:
     torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_without_a_document_mask_a_sample_is_one_document(config: Config, attention: str) -> None:
+    tokens, _, positions, documents = _batch(512, [10, 14])
+    joined = config.model_copy(update={"data": config.data.model_copy(update={"document_mask": False})})
+    found = _built(joined, attention).logits(tokens, positions, documents)
+    places = torch.arange(24).expand_as(positions)
+    expected = _built(config).logits(tokens, places, torch.zeros_like(documents))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    masked = _built(config).logits(tokens, positions, documents)
+    assert not torch.allclose(found[:, 10:], masked[:, 10:], rtol=1e-2), "the mask makes no difference"
+
+
+def test_attention_without_a_mask_is_causal(config: Config) -> None:
+    """torch chooses its causal kernels only where it gets no mask at all."""
+    joined = config.model_copy(update={"data": config.data.model_copy(update={"document_mask": False})})
+    model = _built(joined, "sdpa")
+    assert model._masks(torch.zeros(1, 8, dtype=torch.int64)) is None
+    tokens, _, positions, documents = _batch(512, [24])
+    before = model.logits(tokens, positions, documents)
+    changed = tokens.clone()
+    changed[:, 12] = (changed[:, 12] + 1) % 512
+    after = model.logits(changed, positions, documents)
+    assert torch.equal(before[:, :12], after[:, :12])
+    assert not torch.equal(before[:, 12:], after[:, 12:])
+    assert _built(config, "sdpa")._masks(torch.zeros(1, 8, dtype=torch.int64)) is not None
+
+
 def test_masks_of_eager_and_sdpa_agree() -> None:
     documents = torch.tensor([[0, 0, 1, 1, 1]])
     boolean, additive = document_mask(documents, "sdpa"), document_mask(documents, "eager")

@@ -59,6 +59,14 @@ def test_compiled_bf16_follows_fp32(texts: Texts, data_root: Path, tmp_path: Pat
     assert losses(fast) == pytest.approx(losses(exact), rel=BF16)
 
 
+def test_attention_without_a_mask_follows_fp32(texts: Texts, data_root: Path, tmp_path: Path) -> None:
+    joined = (*CARD, *WIDE, "data.document_mask=false")
+    exact = run(texts, (*joined, *FP32), tmp_path / "exact", data_root)
+    fast = run(texts, (*joined, *FAST), tmp_path / "fast", data_root)
+    assert losses(fast) == pytest.approx(losses(exact), rel=BF16)
+    assert losses(exact) != losses(run(texts, (*CARD, *WIDE, *FP32), tmp_path / "masked", data_root))
+
+
 @pytest.mark.parametrize("recipe", ["rowwise", "tensorwise"])
 def test_float8_follows_bf16(texts: Texts, data_root: Path, tmp_path: Path, recipe: str) -> None:
     pytest.importorskip("torchao", reason="torchao is not installed: .venv/bin/uv pip install torchao==0.18.*")

@@ -14,7 +14,7 @@ from training.models import counting
 
 # training/trainer/parallelize.py: below this FSDP keeps the gathered weights from forward to backward.
 KEEP_GATHERED_BELOW = 4_000_000_000
-LOGITS_OF_A_CHUNK = (1 << 27, 1 << 25)  # on a card, on a CPU: training/models/head.py
+LOGITS_OF_A_CHUNK = (1 << 29, 1 << 25)  # on a card, on a CPU: training/models/head.py
 FULL, HALF = 4, 2  # bytes of a number in fp32 and in bf16
 FLOAT8 = {"tensorwise": "fp8", "rowwise": "fp8-rowwise"}  # names of device.float8 in tools/facts/runs.yaml
 

@@ -89,6 +89,11 @@ class Config(Section):
                 )
         return self
 
+    @property
+    def plainly_causal(self) -> bool:
+        """Whether every token attends to all earlier tokens of its sample, so that attention needs no mask."""
+        return not self.data.document_mask and not any(self.model.windows)
+
     @model_validator(mode="after")
     def _one_task(self) -> Self:
         bert = self.model.bert
@@ -101,6 +106,10 @@ class Config(Section):
                 "sequence_length",
                 f"sequence_length {self.sequence_length} is above model.bert.max_position_embeddings "
                 f"{bert.max_position_embeddings}",
+            )
+        if bert is not None and not self.data.document_mask:
+            raise wrong(
+                "data.document_mask", "data.document_mask false is not for architecture bert; nearest value: true"
             )
         if bert is not None and self.device.attention == "flex_attention":
             raise wrong(

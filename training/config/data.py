@@ -72,6 +72,10 @@ class Data(Section):
     packing: bool = True
     """Whether several examples share one sample; if false, each example is padded to sequence_length."""
 
+    document_mask: bool = True
+    """Whether a token attends only to its own document's earlier tokens. If false, it attends to all earlier tokens of
+    its sample, as HF Trainer's and torchtitan's defaults do, which is faster on cards."""
+
     overlong: Literal["truncate", "drop", "split", "error"] = "truncate"
     """What happens to an example of more tokens than sequence_length: it is cut off, left out, split into
     several samples, or an error."""

@@ -23,8 +23,8 @@ class Device(Section):
     where the device supports it natively."""
 
     attention: Literal["auto", "eager", "sdpa", "flex_attention"] = "auto"
-    """The implementation of attention; `auto` is flex_attention on cuda (sdpa for BERT), eager on neuron, and
-    on cpu eager up to 512 tokens and sdpa above."""
+    """The implementation of attention; `auto` is flex_attention on cuda (sdpa for BERT and where nothing but the order
+    of tokens is masked), eager on neuron, and on cpu eager up to 512 tokens and sdpa above."""
 
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether torch compiles the model's layers; `auto` is on for cuda and for a cpu with a C++ compiler, and

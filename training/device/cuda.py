@@ -91,7 +91,8 @@ def resolve_cuda(config: Config) -> Cuda:
         wanted = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     if attention == "auto":
         # BERT has dropout in attention, which flex_attention does not support.
-        attention = "flex_attention" if config.model.bert is None else "sdpa"
+        plain = config.model.bert is not None or config.plainly_causal
+        attention = "sdpa" if plain else "flex_attention"
     compiles = config.device.compile != "off"
     reason = "cuda" if compiles else "device.compile is off"
     return Cuda(torch.device("cuda", local_rank), wanted, attention, compiles, reason)

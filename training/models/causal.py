@@ -14,7 +14,8 @@ import transformers
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.attention.flex_attention import create_block_mask
-from transformers import PreTrainedConfig
+from transformers import AttentionInterface, PreTrainedConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from training.config import Config, ConfigError
@@ -23,6 +24,10 @@ from training.models.counting import layer_parameters, parameters
 from training.models.head import IGNORE, HeadLoss
 from training.models.init import fill_normal
 from training.task import Trainable
+
+# transformers makes no mask for an implementation of this name, so torch takes its kernels for causal attention.
+_WITHOUT_MASK = "sdpa_without_mask"
+AttentionInterface.register(_WITHOUT_MASK, sdpa_attention_forward)
 
 
 def hf_config(config: Config, attention: str = "eager") -> PreTrainedConfig:
@@ -77,9 +82,9 @@ class CausalLM(Trainable):
 
     def __init__(self, config: Config, attention: str) -> None:
         super().__init__()
-        self.attention = attention
-        self.model = config.model
-        self.hf = getattr(transformers, config.model.family.model)(hf_config(config, attention))
+        self.attention = _WITHOUT_MASK if attention == "sdpa" and config.plainly_causal else attention
+        self.model, self.masks_documents = config.model, config.data.document_mask
+        self.hf = getattr(transformers, config.model.family.model)(hf_config(config, self.attention))
         self.head_loss = HeadLoss()
         self.block_mask = create_block_mask
 
@@ -102,6 +107,8 @@ class CausalLM(Trainable):
         All arguments are int64 [batch, sequence]; labels are the next tokens or IGNORE. In training, a
         mixture of experts adds its balancing loss for each label, so that the mean contains it once.
         """
+        if not self.masks_documents:
+            document_ids, position_ids = _as_one_document(document_ids)
         routed = self.training and self.model.num_local_experts is not None
         with self.keeping():
             found = self.hf.model(
@@ -124,6 +131,8 @@ class CausalLM(Trainable):
 
     def _masks(self, document_ids: torch.Tensor) -> Any:
         """The attention mask; for layers of two kinds one for each kind."""
+        if self.attention == _WITHOUT_MASK:
+            return None
         mask = document_mask(document_ids, self.attention, self.model.sliding_window, self.block_mask)
         if self.model.sliding_window_pattern is None:
             return mask
@@ -132,10 +141,18 @@ class CausalLM(Trainable):
 
     def logits(self, input_ids: torch.Tensor, position_ids: torch.Tensor, document_ids: torch.Tensor) -> torch.Tensor:
         """Logits [batch, sequence, vocabulary]."""
+        if not self.masks_documents:
+            document_ids, position_ids = _as_one_document(document_ids)
         return self.hf(
             input_ids=input_ids, attention_mask=self._masks(document_ids), position_ids=position_ids,
             use_cache=False,
         ).logits  # fmt: skip
+
+
+def _as_one_document(document_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Document and position numbers, int64 [batch, sequence], of samples that are one document each."""
+    positions = torch.arange(document_ids.shape[1], device=document_ids.device)
+    return torch.zeros_like(document_ids), positions.expand_as(document_ids)
 
 
 def document_mask(

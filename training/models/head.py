@@ -19,7 +19,7 @@ from training.config.base import divisor_near
 IGNORE = -100  # label of a position without a target
 # Logits of one chunk. Each chunk adds to the head's whole gradient, so a card, which multiplies faster than it
 # adds, gets larger ones.
-_ON_A_CARD, _ON_A_CPU = 1 << 27, 1 << 25
+_ON_A_CARD, _ON_A_CPU = 1 << 29, 1 << 25
 
 
 @dataclass(frozen=True)

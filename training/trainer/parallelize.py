@@ -96,7 +96,7 @@ class Parallel:
 def parallelise(task: Task, config: Config, device: Device, ranks: Ranks) -> Parallel:
     """Build on meta, split and round products, keep less, compile, shard, initialise, replicate: in this order."""
     model = task.build(config, device)
-    mesh = _mesh(config, device, ranks) if config.parallel.sharded and ranks.group is not None else None
+    mesh = _mesh(config, device, ranks) if _splits(config, ranks) else None
     if mesh is not None and config.parallel.tensor > 1:
         assert isinstance(model, CausalLM)
         split_products(model, mesh["tensor"])
@@ -127,6 +127,17 @@ def parallelise(task: Task, config: Config, device: Device, ranks: Ranks) -> Par
     # No buffer changes. The argument of this name is deprecated; the attribute is known to every release.
     wrapped.broadcast_buffers = False
     return Parallel(wrapped, model, ranks)
+
+
+def _splits(config: Config, ranks: Ranks) -> bool:
+    """Whether FSDP holds the model.
+
+    One rank has nothing to share. FSDP still saves it memory and time where it rounds fp32 weights to bf16, block by
+    block; the frozen weights below adapters are bf16 already, and it would only copy them.
+    """
+    wanted = config.parallel
+    alone = ranks.world_size == 1 and config.lora is not None and wanted.offload != "cpu"
+    return wanted.sharded and ranks.group is not None and not alone
 
 
 def _shard(model: Trainable, config: Config, device: Device, mesh: DeviceMesh) -> bool:

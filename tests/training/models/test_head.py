@@ -85,8 +85,8 @@ def test_compiled_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (2048, 2048, False, 2048),  # a small vocabulary: all at once
         (16384, 128256, False, 256),
-        (16384, 128256, True, 1024),
-        (16381, 128256, True, 1046),  # a prime: the last chunk is smaller
+        (16384, 128256, True, 4096),
+        (16381, 128256, True, 4185),  # a prime: the last chunk is smaller
         (8, 1 << 40, True, 1),
     ],
 )
