@@ -130,11 +130,15 @@ def _why(row: Row, errors: dict[str, str]) -> str:
     return "; ".join(known) or "too few steps"
 
 
-def kind() -> str:
-    """The card, as the bars name it."""
+def _name() -> str:
     import torch
 
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "no card"
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no card"
+
+
+def kind() -> str:
+    """The card, as the bars name it."""
+    name = _name()
     return next((known for known in ("H200", "H100") if known in name), name)
 
 
@@ -159,7 +163,7 @@ def main(arguments: list[str], place: Path = PLACE) -> int:
     table.sides = {name: side for name, side in table.sides.items() if name in names}
     results = measure(table, bench, more, say)
     answer = {
-        "machine": {"processor": kind(), "kind": kind(), **versions()},
+        "machine": {"processor": _name(), "kind": kind(), **versions()},
         "commit": harness.commit(), "date": time.strftime("%Y-%m-%d", time.gmtime()), "command": "make bench-gpu",
         "rows": results,
     }  # fmt: skip

@@ -232,7 +232,9 @@ def main(path: Path) -> None:
     ranks = join(device, timedelta(minutes=5))
     task = importlib.import_module(settings["module"]).TASK
     feed = task.open(config, ranks, Path(settings["data"]), RunDir(settings["run"]), lambda line: None)
-    model = build_on_meta(config, settings["attention"])
+    # Without a document mask, ours has attention that transformers does not choose by itself.
+    masked = config.model_copy(update={"data": config.data.model_copy(update={"document_mask": True})})
+    model = build_on_meta(masked, settings["attention"])
     task.initialise(model, config, device.torch_device, ranks)
     model.hf.requires_grad_(True)
     batch = settings["batch"] or config.parallel.micro_batch_size
