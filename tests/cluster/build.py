@@ -40,18 +40,27 @@ def older(version: str) -> str:
 
 MODULES = {
     "kubernetes": Module(
-        packages=(".", f"{OPERATOR}/cmd/training-operator.v1", f"{KWOK}/cmd/kwok"),
+        # All of one cluster in one module: what they have in common, Kubernetes' client above all, is compiled once.
+        packages=(
+            ".",
+            "./coredns",
+            "./pause",
+            f"{OPERATOR}/cmd/training-operator.v1",
+            f"{KWOK}/cmd/kwok",
+        ),
+        apart=(PROVISIONER,),  # it imports logrus by a name in other letters
         ldflags=_named(KUBERNETES),
         renamed={"training-operator.v1": "training-operator"},
         links=(
             *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"),
             *("kubelet", "kube-proxy", "kubectl"),
         ),
-        folders={"operator": (OPERATOR, "manifests"), "kwok": (KWOK, "kustomize/stage")},
+        folders={
+            "operator": (OPERATOR, "manifests"),
+            "kwok": (KWOK, "kustomize/stage"),
+            "provisioner": (PROVISIONER, "deploy"),
+        },
     ),
-    "coredns": Module(),
-    "pause": Module(),
-    "provisioner": Module(packages=(PROVISIONER,), folders={"provisioner": (PROVISIONER, "deploy")}),
     # Only `make test-cluster-all` builds these and the older versions.
     "volcano": Module(
         packages=tuple(f"{VOLCANO}/cmd/{name}" for name in ("controller-manager", "scheduler", "webhook-manager")),
@@ -74,7 +83,7 @@ MODULES = {
         for version in OLDER
     },
 }
-CLUSTER = ("kubernetes", "coredns", "pause", "provisioner")
+CLUSTER = ("kubernetes",)
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,7 @@ class Programs:
     @property
     def provisioner_manifests(self) -> Path:
         """Return upstream's manifests of the volume provisioner."""
-        return self.roots["provisioner"] / "provisioner"
+        return self.roots["kubernetes"] / "provisioner"
 
 
 def cache() -> Path:

@@ -32,6 +32,7 @@ class Module:
     """What is built from a directory with a go.mod, and what is kept of its modules."""
 
     packages: tuple[str, ...] = (".",)
+    apart: tuple[str, ...] = field(default=(), repr=False)  # packages that go cannot build in one command with these
     ldflags: str = "-s -w"
     renamed: Mapping[str, str] = field(default_factory=dict)  # by the name that go gives
     links: tuple[str, ...] = ()  # names that the module's own program is called by, too
@@ -71,7 +72,7 @@ def _digest(source: Path, module: Module) -> str:
         raise CannotBuild("no go on PATH: install Go 1.26 or newer (https://go.dev/dl)")
     go = _output(["go", "env", "GOVERSION", "GOOS", "GOARCH"], source)
     digest = hashlib.sha256(f"{go}{module}".encode())
-    digest.update("".join(module.tags).encode())
+    digest.update("".join((*module.tags, *module.apart)).encode())
     for name, where in sorted(module.fetched.items()):
         digest.update(f"{name}{where}".encode())
     for path in sorted(source.rglob("*")):
@@ -110,8 +111,9 @@ def _build(source: Path, module: Module, target: Path, progress: Progress) -> No
                 shutil.copytree(fetched / inside, work / folder)
             flags = ["-v", "-trimpath", "-mod=readonly", "-buildvcs=false", f"-ldflags={module.ldflags}"]
             flags += [f"-tags={','.join(module.tags)}"] * bool(module.tags)
-            command = ["go", "build", "-C", str(source), *flags, "-o", f"{work / 'bin'}/", *module.packages]
-            go_build.run(command, environment, progress)
+            for packages in (module.packages, *((package,) for package in module.apart)):
+                command = ["go", "build", "-C", str(source), *flags, "-o", f"{work / 'bin'}/", *packages]
+                go_build.run(command, environment, progress)
             for folder, (path, inside) in module.folders.items():
                 found = json.loads(_output(["go", "list", "-m", "-json", path], source, environment))
                 shutil.copytree(Path(found["Dir"]) / inside, work / folder)

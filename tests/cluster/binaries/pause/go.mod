@@ -1,3 +1,0 @@
-module trainyard.test/cluster/pause
-
-go 1.26.0
