@@ -180,6 +180,27 @@ def test_how_the_job_runs_may_change(texts: Texts, key: str) -> None:
     assert key.partition("=")[0].partition(".")[0] in same_run.check_same_run(*same)[0]
 
 
+@pytest.mark.parametrize(
+    ("now", "refused"),
+    [
+        ("train.steps=30", None),  # the missing keys have their defaults
+        ("data.document_mask=false", r"data\.document_mask was True, is False"),
+        ("train.optimizer=lamb", r"train\.optimizer was 'adamw', is 'lamb'"),
+        ("data.stream={}", r"data\.stream"),
+    ],
+)
+def test_a_run_of_an_older_trainyard_continues(texts: Texts, now: str, refused: str | None) -> None:
+    """Its run.json lacks the keys that are newer than it."""
+    first = load_texts(texts).model_dump(mode="json")
+    del first["data"]["document_mask"], first["train"]["optimizer"], first["data"]["stream"]
+    given = (first, load_texts(apply_override(texts, now)), "data", "data", "here")
+    if refused is None:
+        assert same_run.check_same_run(*given) == ["train.steps was 20, is 30"]
+        return
+    with pytest.raises(ConfigError, match=refused):
+        same_run.check_same_run(*given)
+
+
 def test_a_finished_run_stops_at_once_unless_steps_are_raised(texts: Texts, data_root: Path, tmp_path: Path) -> None:
     done = run(texts, ("train.steps=4",), tmp_path, data_root)
     report, metrics = done.report.read_bytes(), done.metrics.read_bytes()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from pydantic import BaseModel
 
 from training.checkpoint.read import Checkpoint
 from training.config import Config, ConfigError
@@ -71,6 +72,7 @@ def check_same_run(first: dict[str, Any], config: Config, dataset: str, first_da
     changed: list[str] = []
     refused: list[str] = []
     before = flat(first)
+    before |= {key: default for key in now if key not in before for default in _default(config, key, before)}
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) == now.get(key):
             continue
@@ -85,6 +87,24 @@ def check_same_run(first: dict[str, Any], config: Config, dataset: str, first_da
             "Undo the change, or start from scratch with --fresh or another name"
         )
     return changed
+
+
+def _default(config: Config, key: str, before: dict[str, Any]) -> list[Any]:
+    """The default, if any, of a key of a section that the run's first configuration has.
+
+    A key that this trainyard knows and the one that began the run did not: the run has trained with its default.
+    """
+    path, _, name = key.rpartition(".")
+    if path and not any(known.startswith(f"{path}.") for known in before):
+        return []
+    section: Any = config
+    for part in filter(None, path.split(".")):
+        section = getattr(section, part, None)
+    field = type(section).model_fields.get(name) if isinstance(section, BaseModel) else None
+    if field is None or field.is_required():
+        return []
+    default = field.get_default(call_default_factory=True)
+    return [None if isinstance(default, BaseModel) else default]
 
 
 def check_continues(checkpoint: Checkpoint, meta: dict[str, Any]) -> None:
