@@ -189,4 +189,4 @@ def test_pods_of_several_machines_are_not_planned_as_one(tmp_path: Path, capsys:
     assert "its pods may take p4d.24xlarge, p5en.48xlarge, and the slowest sets the pace" in shown
     cli.invoke(["preflight", "-f", str(path)])
     assert "82.6 GiB a GPU needed, 40.0 there" in capsys.readouterr().out
-    assert "81.8 of 40.0 GiB a GPU, does not fit" in shown
+    assert "82.6 of 40.0 GiB a GPU, does not fit" in shown
