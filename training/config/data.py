@@ -74,7 +74,7 @@ class Data(Section):
 
     document_mask: bool = True
     """Whether a token attends only to its own document's earlier tokens. If false, it attends to all earlier tokens of
-    its sample, as HF Trainer's and torchtitan's defaults do, which is faster on cards."""
+    its sample, as with the defaults of HF Trainer and torchtitan. That is faster on cards."""
 
     overlong: Literal["truncate", "drop", "split", "error"] = "truncate"
     """What happens to an example of more tokens than sequence_length: it is cut off, left out, split into
