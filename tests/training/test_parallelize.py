@@ -26,7 +26,7 @@ GROUP = cast(Any, object())  # of processes
 def test_one_rank_with_adapters_shares_nothing(
     config: Config, world: int, adapters: bool, changes: dict[str, str], split: bool
 ) -> None:
-    lora = Lora(rank=2, alpha=4, target_modules=["q_proj"]) if adapters else None
+    lora = Lora(rank=2, alpha=4, target_modules=("q_proj",)) if adapters else None
     given = config.model_copy(update={"lora": lora, "parallel": config.parallel.model_copy(update=changes)})
     assert _splits(given, Ranks(0, world, 0, GROUP)) is split
     assert not _splits(given, Ranks(0, 1, 0, None)), "a process without a group cannot share"
