@@ -22,6 +22,9 @@ OPTIMIZER = 32  # bytes moved for each weight and step: AdamW reads four and wri
 QUANTISED = {"fp8": 4, "fp8-rowwise": 4, "fp8-te": 1}
 # FlashAttention in Triton is slower than FlashAttention 2: by 1.3 to 2.5 (Dao 2023, arXiv 2307.08691).
 FIRST_FLASH = 1.3
+# The smallest dimension with which a processor computes products at full speed: those of rank 8 reach a fifth of it
+# (torch 2.15's profiler in cpu/llama-tiny-lora on an AMD EPYC, two ranks of one core).
+CPU_NARROW = 40
 # Share of the forward pass that is computed again: (matrix products, attention, the rest).
 AGAIN = {
     "none": (0, 0, 0),
@@ -96,6 +99,10 @@ class _Clock:
     def _bandwidth(self) -> float:
         return self.machine.card.bandwidth * self.fitted["bandwidth"]
 
+    @property
+    def _on_cpu(self) -> bool:
+        return self.machine.card.efficiency == "CPU"
+
     def _product(self, rows: float, inner: float, outer: float, fp8: bool = False) -> float:
         """A matrix product: its FLOP at the card's rate, and the share of its reads that is not hidden."""
         rate = self.machine.card.peak * self.fitted[f"matmul {self.machine.card.efficiency}"]
@@ -114,7 +121,8 @@ class _Clock:
             forward, backward = found.get(kind, (0.0, 0.0))
             found[kind] = forward + one, backward + one * (again + (1 if layout.trained is not None else 2))
         if layout.rank:
-            adapter = scale * self._product(layout.tokens, layout.targets / layout.tensor, layout.rank)
+            rank = max(layout.rank, CPU_NARROW) if self._on_cpu else layout.rank
+            adapter = scale * self._product(layout.tokens, layout.targets / layout.tensor, rank)
             found["adapters"] = adapter, adapter * (2 + again)
         return found
 
