@@ -1,5 +1,6 @@
 """The directories that a Kustomize target reaches, and the route to each."""
 
+import functools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def _references(root: Path, directory: Path) -> list[Path]:
     from tools.cells.matrix_file import text_of  # slow to import, and most users only ask `is_kustomization`
 
     try:
-        document: Any = YAML(typ="safe", pure=True).load(text_of(path, directory))
+        document = _document(text_of(path, directory))
     except UserError as problem:
         raise UserError(f"{_shown(root, directory)}/{problem.message}") from None
     except YAMLError as problem:
@@ -70,6 +71,12 @@ def _references(root: Path, directory: Path) -> list[Path]:
         raise UserError(f"{_shown(root, path)}: a mapping is needed")
     named = (entry for key in REFERENCES for entry in document.get(key) or () if isinstance(entry, str))
     return [found for entry in named if (found := (directory / entry).resolve()).is_dir()]
+
+
+@functools.lru_cache(maxsize=256)  # cells share most of their directories
+def _document(text: str) -> Any:
+    """Return what a kustomization's text holds, which nobody may change. Raises YAMLError."""
+    return YAML(typ="safe", pure=True).load(text)
 
 
 def _shown(root: Path, path: Path) -> str:

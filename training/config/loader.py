@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import io
 import itertools
 import re
@@ -259,7 +260,9 @@ def _yaml() -> YAML:
     return yaml
 
 
+@functools.lru_cache(maxsize=64)  # cells share most of their files
 def _parse(layer: str, name: str, text: str) -> CommentedMap:
+    """Return the mapping of a file, which nobody may change. Raises ConfigError."""
     if len(text) > LARGEST:
         raise ConfigError(f"{name}: is larger than {LARGEST >> 20} MiB, the most that is read")
     try:
