@@ -53,6 +53,22 @@ def test_a_restarted_rank_is_forked_from_the_same_server(start: Callable) -> Non
     assert "Warning" not in job.output.read_text()
 
 
+def test_sigterm_for_all_processes_loses_no_step(start: Callable) -> None:
+    """As `kill -TERM -PGID` sends it: the server that has forked the ranks lives until they have saved."""
+    job = start("asked", nproc=2, overrides=LONG, entrypoint=True)
+    job.until(lambda: len(job.records()) >= 12)
+    below = psutil.Process(job.process.pid).children(recursive=True)
+    server = psutil.Process(_parent(job.workers()[0]))
+    assert server in below
+    server.terminate()  # first, so that its end would come before the ranks have saved
+    for process in (*below, job.process):
+        process.send_signal(signal.SIGTERM)
+    assert job.wait() == CODES["drained"], job.text()
+    last = job.records()[-1]["step"]
+    assert f"step {last}, which is saved" in job.text()
+    assert (job.run / f"checkpoints/step-{last:08d}/MANIFEST.json").exists()
+
+
 @pytest.mark.long
 def test_a_server_that_is_killed_is_started_again(start: Callable) -> None:
     job = start("orphaned", nproc=2, overrides=LONG, restarts=1, entrypoint=True)

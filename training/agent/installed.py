@@ -25,7 +25,6 @@ from training.pod import fork_server
 from training.pod.development import CODE
 
 ALWAYS = ("torch", "torch._dynamo")  # an optimizer imports the second one
-SIGNALS = (signal.SIGTERM, signal.SIGALRM)  # that the server does not treat as other processes do
 LOOK_SECONDS = 5.0
 QUIET_SECONDS = 10.0
 _NAME = re.compile(r"\w{1,200}(?:\.\w{1,200}){0,20}")
@@ -129,7 +128,6 @@ def forget_hidden(directory: str) -> None:
 
 
 if os.environ.get(fork_server.TASK) == __name__:  # this is the server
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent sends it to all; the ranks may need time to save
     import_all(list(ALWAYS))
     take()
     signal.signal(signal.SIGALRM, _look)

@@ -74,7 +74,7 @@ def conclude(
     if code == 0:
         found, kind, message = None, "done", "all ranks ended well"
     elif stopping and (found is None or is_consequence(found.kind)):
-        kind, message = "drained", found.message if found else "stopped on request before the first step"
+        kind, message = "drained", found.message if found else "stopped on request; no rank recorded that it saved"
     elif found is not None:
         kind, message = found.kind, found.message
     else:

@@ -90,6 +90,7 @@ def probe(task: str) -> str:
 
 
 def _answer(there: Connection, task: str) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     there.send(unsafe(task))
 
 
@@ -119,6 +120,7 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 def set_up() -> None:
     """Set what a new process would have of its own."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     import torch
 
     with contextlib.suppress(OSError):  # the fork server's command line does not name the rank

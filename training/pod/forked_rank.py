@@ -16,10 +16,10 @@ END_SECONDS = 10.0  # process 1 looks for records once a second, and waits a sec
 
 def main() -> None:
     """Run the task named by the first argument as one rank. Exit codes: `training.run.failure.CODES`."""
+    fork_server.set_up()
     take_changes(Code.of(os.environ))
     from training.trainer.main import main as run_rank
 
-    fork_server.set_up()
     del sys.argv[0]
     task = importlib.import_module(sys.argv[0])
     try:
