@@ -75,7 +75,7 @@ def _references(root: Path, directory: Path) -> list[Path]:
 
 @functools.lru_cache(maxsize=256)  # cells share most of their directories
 def _document(text: str) -> Any:
-    """Return what a kustomization's text holds, which nobody may change. Raises YAMLError."""
+    """Return what a kustomization's text holds; callers share it and only read it. Raises YAMLError."""
     return YAML(typ="safe", pure=True).load(text)
 
 

@@ -19,8 +19,8 @@ USUAL = statistics.median(
     FITTED[f"flash2 {card}"] / FITTED[f"matmul {card}"] for card in {one.efficiency for one in CARDS.values()}
     if {f"flash2 {card}", f"matmul {card}"} <= FITTED.keys()
 )  # fmt: skip
-# Bytes/s of what is not a product: compiled kernels of our CPU cells moved so much by torch 2.15's profiler, on an AMD
-# EPYC with two ranks of one core. Between processes: an assumption.
+# Bytes/s of kernels that are not products: from their time in cpu/llama-tiny and cpu/llama-tiny-lora by torch 2.15's
+# profiler, on an AMD EPYC with two ranks of one core. Bytes/s between processes: an assumption.
 CPU = {"bandwidth": 9.5e9, "link": 5.0e9}
 
 

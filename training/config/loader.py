@@ -262,7 +262,7 @@ def _yaml() -> YAML:
 
 @functools.lru_cache(maxsize=64)  # cells share most of their files
 def _parse(layer: str, name: str, text: str) -> CommentedMap:
-    """Return the mapping of a file, which nobody may change. Raises ConfigError."""
+    """Return the mapping of a file; callers share it and only read it. Raises ConfigError."""
     if len(text) > LARGEST:
         raise ConfigError(f"{name}: is larger than {LARGEST >> 20} MiB, the most that is read")
     try:
