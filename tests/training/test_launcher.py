@@ -31,6 +31,19 @@ UNFORKABLE = {
     "does_not_parse": "def",
 }
 TASKS = "import training.pretrain, training.finetune, training.bert"
+EARLY = """
+import os, signal
+from training.pod import fork_server, preload
+os.kill(os.getpid(), signal.SIGTERM)  # the server lives
+pid = os.fork()
+if pid == 0:
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("before", flush=True)
+    fork_server.set_up()
+    print("after", flush=True)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
 PROBE = "import sys; from training.pod.fork_server import *; m = sys.argv[1]; print(start_server(m) or probe(m))"
 
 
@@ -67,6 +80,15 @@ def test_sigterm_for_all_processes_loses_no_step(start: Callable) -> None:
     last = job.records()[-1]["step"]
     assert f"step {last}, which is saved" in job.text()
     assert (job.run / f"checkpoints/step-{last:08d}/MANIFEST.json").exists()
+
+
+def test_a_sigterm_before_a_forked_rank_is_set_up_ends_it() -> None:
+    """Ignored, it would be lost: torchrun would wait 30 s for the rank before it killed it."""
+    child = os.environ | {"TRAINYARD_TASK": "json", "RANK": "0"}
+    found = subprocess.run(
+        [sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=120, env=child, check=True
+    )
+    assert found.stdout.split() == ["before", str(-signal.SIGTERM)]
 
 
 @pytest.mark.long

@@ -86,7 +86,7 @@ def _holds_in_a_fork(test: Callable[[], bool]) -> bool:
     if not child:
         holds = False
         with contextlib.suppress(BaseException):
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             holds = test()
         os._exit(not holds)
     return os.waitpid(child, 0)[1] == 0

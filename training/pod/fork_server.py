@@ -90,7 +90,7 @@ def probe(task: str) -> str:
 
 
 def _answer(there: Connection, task: str) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the fork server ignores it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the fork server blocks it
     there.send(unsafe(task))
 
 
@@ -120,7 +120,7 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 def set_up() -> None:
     """Set what a new process would have of its own."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the fork server ignores it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the fork server blocks it
     import torch
 
     with contextlib.suppress(OSError):  # the fork server's command line does not name the rank
