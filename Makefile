@@ -173,10 +173,10 @@ test-bench: setup-dev ## Run the tests of the benchmarks: tiny rows of all sides
 	@exec $(PYTEST) tests/bench $(ARGS)
 
 faults: setup-dev ## Try each fault of tests/faults/faults.yaml once, beside plain torchrun; begins no trial after 36 minutes, run again to continue (ARGS="1 25" or ARGS=--keep)
-	@exec .venv/bin/python -m tests.faults.suite $(ARGS)
+	@.venv/bin/python -m tests.parts.venv tests/faults/requirements.lock && exec .venv/bin/python -m tests.faults.suite $(ARGS)
 
 faults-all: setup-dev ## Try each fault with all its seeds; begins no trial after 170 minutes, run again to continue
-	@exec .venv/bin/python -m tests.faults.suite --all $(ARGS)
+	@.venv/bin/python -m tests.parts.venv tests/faults/requirements.lock && exec .venv/bin/python -m tests.faults.suite --all $(ARGS)
 
 test-images: setup-dev ## Run the tests with a private Docker engine and registry (root, up to an hour)
 	@exec $(PYTEST) tests/docker $(ARGS)
@@ -226,8 +226,8 @@ docs-serve: setup-dev ## Serve the documentation on this machine and rebuild it 
 ci: ## Run what continuous integration runs: set-up, lint, types and tests in a clean environment
 	@exec bash .ci/run
 
-lock: setup-dev ## Pin what changed in pyproject.toml, tests/audit, tests/bench, tests/cluster/kubeflow, tests/prove and tests/track (ARGS=--upgrade: pin the newest of everything)
-	@$(COMPILE) --output-file requirements-dev.lock $(TRAIN) --extra image --group dev $(ARGS) && cp requirements-dev.lock requirements.lock && $(COMPILE) --output-file requirements.lock $(TRAIN) --extra image --group checkout && cp requirements-dev.lock requirements-track.lock && $(COMPILE) --output-file requirements-track.lock $(TRAIN) --extra image --extra track --group checkout && $(COMPILE) --output-file tests/track/requirements.lock tests/track/requirements.in $(ARGS) && $(COMPILE) --output-file tests/audit/requirements.lock tests/audit/requirements.in $(ARGS) && $(COMPILE) --constraint requirements-dev.lock --output-file tests/prove/requirements.lock tests/prove/requirements.in $(ARGS) && $(COMPILE) --output-file tests/cluster/kubeflow/requirements.lock tests/cluster/kubeflow/requirements.in $(ARGS) && $(COMPILE) --constraint requirements-dev.lock --output-file tests/bench/requirements.lock tests/bench/requirements.in $(ARGS) && $(COMPILE) --no-deps --constraint requirements-dev.lock --output-file tests/bench/gpu.lock tests/bench/gpu.in $(ARGS)
+lock: setup-dev ## Pin what changed in pyproject.toml, tests/audit, tests/bench, tests/cluster/kubeflow, tests/faults, tests/prove and tests/track (ARGS=--upgrade: pin the newest of everything)
+	@$(COMPILE) --output-file requirements-dev.lock $(TRAIN) --extra image --group dev $(ARGS) && cp requirements-dev.lock requirements.lock && $(COMPILE) --output-file requirements.lock $(TRAIN) --extra image --group checkout && cp requirements-dev.lock requirements-track.lock && $(COMPILE) --output-file requirements-track.lock $(TRAIN) --extra image --extra track --group checkout && $(COMPILE) --output-file tests/track/requirements.lock tests/track/requirements.in $(ARGS) && $(COMPILE) --output-file tests/audit/requirements.lock tests/audit/requirements.in $(ARGS) && $(COMPILE) --constraint requirements-dev.lock --output-file tests/prove/requirements.lock tests/prove/requirements.in $(ARGS) && $(COMPILE) --output-file tests/cluster/kubeflow/requirements.lock tests/cluster/kubeflow/requirements.in $(ARGS) && $(COMPILE) --emit-build-options --output-file tests/faults/requirements.lock tests/faults/requirements.in $(ARGS) && $(COMPILE) --constraint requirements-dev.lock --output-file tests/bench/requirements.lock tests/bench/requirements.in $(ARGS) && $(COMPILE) --no-deps --constraint requirements-dev.lock --output-file tests/bench/gpu.lock tests/bench/gpu.in $(ARGS)
 
 lock-neuron: setup-dev ## Pin the environments of test-neuron after a change of pyproject.toml
 	@$(COMPILE) --override tests/neuron/requirements.in --output-file tests/neuron/requirements.lock $(TRAIN) tests/neuron/requirements.in $(ARGS) && $(COMPILE) --output-file tests/neuron/torchx.lock pyproject.toml --extra torchx $(ARGS)

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from tests.faults.bed import (
     INTERVAL,
+    ROOT,
     STEPS,
     Bed,
     NoFaultError,
@@ -28,9 +28,11 @@ from tests.faults.bed import (
     resumed_from,
     wait_for,
 )
+from tests.parts import venv
 from tests.training.jobs import Job
 from training.run.failure import CODES
 
+LOCK = ROOT / "tests/faults/requirements.lock"
 HANG_SECONDS = 5
 GLOO_SECONDS = 10
 FEW = 40  # steps of a run whose every save is slow
@@ -346,12 +348,11 @@ def clock_jumps(bed: Bed) -> Outcome:
 
 
 def _faketime() -> Path:
-    """The library of the Debian package libfaketime."""
-    for path in Path("/usr/lib").glob("*/faketime/libfaketime.so.1"):
-        return path
-    if subprocess.run(["sh", "-c", "command -v apt-get"], capture_output=True, check=False).returncode == 0:
-        raise NotTriedError("libfaketime is not installed: apt-get install libfaketime")
-    raise NotTriedError("libfaketime is not installed")
+    """The library of the package libfaketime; Debian's (0.9.10) breaks Python's time.sleep."""
+    python = venv.python(LOCK)
+    if python is None:
+        raise NotTriedError("libfaketime is not installed: python -m tests.parts.venv tests/faults/requirements.lock")
+    return next(python.parents[1].glob("lib/*/site-packages/libfaketime/vendor/libfaketime/src/libfaketime.so.1"))
 
 
 def not_finite(bed: Bed) -> Outcome:

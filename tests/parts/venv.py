@@ -30,7 +30,7 @@ def python(lock: Path) -> Path | None:
 
 
 def ensure(*locks: Path) -> int:
-    """Create the missing environments, of wheels only, and return an exit code."""
+    """Create the missing environments, of wheels but for what a lock says, and return an exit code."""
     for lock in locks:
         place(lock).parent.mkdir(parents=True, exist_ok=True)
         with (place(lock).parent / "lock").open("w") as held:
