@@ -33,6 +33,7 @@ from tests.parts import ledger
 PLACE, PACKAGES = ROOT / ".cache/bench/gpu", ROOT / ".cache/bench/packages"
 SECONDS, LEAST = 540, 45  # the whole, and what must be left of it where a side starts
 LONGEST = 150  # seconds of one side
+AHEAD = "ahead, "  # begins the name of a side that only compiles
 LAYERS = 2  # of a model that is compiled ahead
 NEEDED = {"trainer": ("accelerate",), "ours": ("tensorboard",), "probed": ("tensorboard",), "tests": ("pytest",)}
 VOCABULARY = 128256
@@ -68,7 +69,9 @@ def measure(table: Table, bench: Bench, more: tuple[str, ...], say: Callable[[st
     measured: dict[str, Figures] = {name: one["figures"] for name, one in known.items()}
     errors = {side.name: f"{_missing(side)} is missing" for side in sides if side.name not in known and _missing(side)}
     wanted = [side for side in sides if side.name not in known and side.name not in errors]
-    compile_ahead([side for side in wanted if side.ahead], bench, say)
+    compiled = {one["digest"] for one in ledger.read(kept) if one["side"].startswith(AHEAD)}
+    for name in compile_ahead([one for one in wanted if one.ahead and digests[one.name] not in compiled], bench, say):
+        ledger.add(kept, {"side": AHEAD + name, "digest": digests[name]})
     for side in wanted:
         left = SECONDS - (time.monotonic() - began)
         if left < LEAST:
@@ -82,20 +85,26 @@ def measure(table: Table, bench: Bench, more: tuple[str, ...], say: Callable[[st
     return [judged(row, [measured], kind(), _why(row, errors), fewest=1) for row in table.rows]
 
 
-def compile_ahead(sides: list[Side], bench: Bench, say: Callable[[str], None]) -> None:
-    """Compile the code of several sides at once, with fewer layers: most processors are idle while one compiles."""
+def compile_ahead(sides: list[Side], bench: Bench, say: Callable[[str], None]) -> list[str]:
+    """Compile the code of several sides at once, with fewer layers: most processors are idle while one compiles.
+
+    Returns the names of the sides whose code is compiled.
+    """
 
     def compile_one(side: Side) -> str:
         short = (*side.set, f"model.num_hidden_layers={LAYERS}")
-        return _measured(bench, dataclasses.replace(side, name=f"ahead, {side.name}", set=short, ends=1), {})
+        return _measured(bench, dataclasses.replace(side, name=AHEAD + side.name, set=short, ends=1), {})
 
+    done: list[str] = []
     if not sides:
-        return
+        return done
     began = time.monotonic()
     bench.longest = LONGEST
     with ThreadPoolExecutor(len(sides)) as pool:
         for side, error in zip(sides, pool.map(compile_one, sides), strict=True):
+            done += [] if error else [side.name]
             say(f"{time.monotonic() - began:5.0f} s  compiled ahead: {side.name}: {error or 'done'}")
+    return done
 
 
 def _with(side: Side, more: tuple[str, ...]) -> Side:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from training.device.cpu import Cpu
 from training.run.directory import RunDir
 from training.run.failure import LossError
 from training.trainer import loop
+from training.trainer.saver import Saver
 
 BESIDE = "checkpoint.asynchronous=true"
 KEPT = "checkpoint.keep=9"
@@ -80,7 +82,10 @@ def test_one_save_is_in_flight_and_a_stop_waits_for_it(
         threads.add(threading.current_thread() is threading.main_thread())
         running[0] += 1
         most[0] = max(most[0], running[0])
-        time.sleep(0.1)
+        end = time.monotonic() + 60
+        while step == 2 and len(losses(RunDir(tmp_path))) < 4 and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(0.2)
         running[0] -= 1
 
     _patched(monkeypatch, count)
@@ -88,7 +93,19 @@ def test_one_save_is_in_flight_and_a_stop_waits_for_it(
     stopped = run(texts, overrides, tmp_path, data_root, StopAfter(7))
     assert set(_steps(stopped)) == {f"step-0000000{step}" for step in (2, 4, 6, 7)}
     assert (most[0], threads) == (1, {False, True})
+    waited = r"step 4 waited \d+\.\d s for the save before it and \d+\.\d s for the copy of its state"
+    assert re.search(waited, stopped.rank_log(0).read_text())
     assert same(tensors(stopped), _steps(stopped)["step-00000007"])
+
+
+def test_a_save_that_outlives_a_bounded_wait_is_waited_for_later() -> None:
+    saver, ended = Saver(Mock(), {}, beside=True), threading.Event()
+    saver._thread = writing = threading.Thread(target=ended.wait)
+    writing.start()
+    saver.finish(0.01)
+    threading.Timer(0.2, ended.set).start()
+    saver.finish()
+    assert not writing.is_alive()
 
 
 @pytest.mark.parametrize("beside", [False, True])

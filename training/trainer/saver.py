@@ -42,12 +42,15 @@ class Saver:
         started = time.perf_counter()
         with heartbeat.during("saving"):
             self.finish()
+            free = time.perf_counter()
             copied = self._copy(now) if self._beside and not must else None
             if copied is not None:
                 thread = threading.Thread(target=self._commit, args=(copied, started), daemon=True)
                 thread.start()
                 self._thread = thread
-                log.info("step %d waited %.1f s for the copy of its state", now.step, time.perf_counter() - started)
+                earlier = f"{free - started:.1f} s for the save before it and " if free - started >= 0.1 else ""
+                copying = time.perf_counter() - free
+                log.info("step %d waited %s%.1f s for the copy of its state", now.step, earlier, copying)
                 return
             try:
                 written = self._tiers.save(state.collect(now, self._meta), must=must)
@@ -64,7 +67,8 @@ class Saver:
         if self._thread is not None:
             with heartbeat.during("saving"):
                 self._thread.join(most)
-            self._thread = None
+            if not self._thread.is_alive():
+                self._thread = None
 
     def _copy(self, now: TrainState) -> Snapshot | None:
         """A copy of the state; None on every rank if one has no memory for it, and then training waits for the save."""
