@@ -32,8 +32,9 @@ class Device(Section):
 
     float8: Literal["off", "tensorwise", "rowwise"] = "off"
     """How torchao rounds the layers' matrix products to float8: with one scale for each tensor or each row, or not at
-    all. It is for compiled bf16 pre-training and whole fine-tunes on cards that multiply float8 (Ada, Hopper and later;
-    rowwise from Hopper on). It needs the package torchao, which trainyard's images do not have."""
+    all. Layers that torchao finds too small stay in bf16. It is for compiled bf16 pre-training and whole fine-tunes on
+    cards that multiply float8 (Ada, Hopper and later; rowwise from Hopper on). It needs the package torchao, which
+    trainyard's images do not have."""
 
     cacheset: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "auto"
     """Name of the directory of compiled graphs on neuron, in the run's own cache, used by one job at a time;

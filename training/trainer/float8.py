@@ -38,15 +38,16 @@ def use_float8(model: Trainable, config: Config, device: Device) -> int:
 
 
 def convert(model: Trainable, recipe: str, emulate: bool = False) -> int:
-    """Replace linear layers of the blocks, whose sizes allow it, and return their number.
+    """Replace the linear layers of the blocks that torchao finds large enough to gain by it, and return their number.
 
-    `emulate` rounds to float8 and multiplies in the model's precision, on devices without float8.
+    `emulate` rounds to float8 and multiplies in the model's precision, on devices without float8; it also takes small
+    layers.
 
     Raises:
-        ConfigError: torchao is not installed, or no layer's sizes allow it.
+        ConfigError: torchao is not installed, or no layer is large enough or has sizes that the cards accept.
     """
     try:
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+        from torchao.float8 import Float8LinearConfig, _auto_filter_for_recipe, convert_to_float8_training
         from torchao.float8.float8_linear import Float8Linear
     except ImportError as error:
         raise ConfigError(
@@ -54,13 +55,14 @@ def convert(model: Trainable, recipe: str, emulate: bool = False) -> int:
             "install torchao 0.18, or write device.float8: off"
         ) from error
     chosen = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
+    wanted = _fits if emulate else _auto_filter_for_recipe(recipe, [])
     for block in model.blocks():
-        convert_to_float8_training(block, config=chosen, module_filter_fn=_fits)
+        convert_to_float8_training(block, config=chosen, module_filter_fn=wanted)
     count = sum(isinstance(module, Float8Linear) for module in model.modules())
     if not count:
         raise ConfigError(
-            f"device.float8 is {recipe}, but no linear layer has sizes that are multiples of {_MULTIPLE}; "
-            "nearest value: off"
+            f"device.float8 is {recipe}, but no linear layer is large enough to gain by it, with sizes that are "
+            f"multiples of {_MULTIPLE}; nearest value: off"
         )
     return count
 
