@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import importlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -168,14 +169,15 @@ def _function(fault: Fault, side: str) -> Callable[[Bed], Outcome]:
 
 def tested(ids: tuple[str, ...]) -> Outcome:
     """Run tests that try a fault; each asserts that the fault happened."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", *ids]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-rs", *ids]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     count = (done.stdout.strip().splitlines() or [""])[-1]
     found = re.fullmatch(r"(\d+) passed, (\d+) failed, (\d+) skipped", count)
     if found is None or not int(found[1]) + int(found[2]):
         raise NoFaultError(f"no test ran: {count} {done.stderr.strip()[-200:]}")
     if int(found[3]) and not int(found[2]):
-        raise NotTriedError(f"tests were skipped: {count}")
+        reasons = re.findall(r"^SKIPPED \[\d+\] \S+ (.+)$", done.stdout, re.MULTILINE)
+        raise NotTriedError(f"tests were skipped: {count}: {'; '.join(sorted(set(reasons)))}")
     return Outcome(done.returncode == 0, "each test asserts its fault", count, points=int(found[1]))
 
 
@@ -277,6 +279,7 @@ def exit_code(rows: list[dict[str, Any]], complete: bool) -> int:
 def environment() -> None:
     """Set what every process of a trial inherits: loopback only, one thread, torchrun and imports of this checkout."""
     guard = str(ROOT / "training/guard")
+    logging.getLogger("training").addHandler(logging.NullHandler())  # else each crash point prints a warning or two
     os.environ.update(TRAINYARD_LOOPBACK="1", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", TRAINYARD_CPUS="1")
     os.environ["PYTHONPATH"] = os.pathsep.join([guard, str(ROOT)])
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,14 @@ def test_a_cheap_fault(fault: suite.Fault, tmp_path: Path) -> None:
     if trial.verdict == "not tried":
         pytest.skip(trial.why)
     assert trial.verdict == "held", (trial.why, trial.outcome)
+
+
+def test_a_skipped_test_is_not_tried_for_its_reason(tmp_path: Path) -> None:
+    skipped = "import pytest\n\ndef test_runs(): pass\n\n@pytest.mark.skip(reason='no such server')\ndef test_not(): pass\n"
+    (tmp_path / "test_it.py").write_text(skipped)
+    shutil.copy(ROOT / "conftest.py", tmp_path)  # it prints the count
+    with pytest.raises(NotTriedError, match="1 passed, 0 failed, 1 skipped: no such server$"):
+        suite.tested((str(tmp_path / "test_it.py"),))
 
 
 def held(bed: Bed) -> Outcome:
