@@ -80,7 +80,7 @@ def test_only_rounding_changes(texts: Texts, recipe: str, sharded: bool, alone: 
 def test_layers_of_other_sizes_are_refused(texts: Texts) -> None:
     config = _config(texts, "model.hidden_size=40", "model.num_attention_heads=2", "model.num_key_value_heads=1",
                      "model.head_dim=20", "model.intermediate_size=72")  # fmt: skip
-    with pytest.raises(ConfigError, match="no linear layer is large enough .* multiples of 16; nearest value: off"):
+    with pytest.raises(ConfigError, match=r"no linear layer is large enough .* multiples of 16; nearest value: off"):
         convert(_model(config), "rowwise", emulate=True)
 
 
