@@ -7,7 +7,7 @@ import textwrap
 
 from docs.generated.markdown import head
 from tests.bench import harness
-from tests.faults import suite
+from tests.faults import goals, suite
 
 
 def performance_page() -> str:
@@ -28,6 +28,5 @@ def faults_table() -> str:
     """Return what the fault suite has measured and kept."""
     if not suite.RESULTS.exists():
         return "\n".join(suite.table_lines(suite.rows_of(suite.read_table(), []))) + "\n"
-    kept = json.loads(suite.RESULTS.read_text(encoding="utf-8"))
-    about = f"`{kept['command']}`, commit {kept['commit']}, {kept['date']}, on {kept['processor']}."
-    return "\n".join([about, "", *suite.table_lines(kept["rows"])]) + "\n"
+    rows = json.loads(suite.RESULTS.read_text(encoding="utf-8"))["rows"]
+    return "\n".join([*suite.sources(rows), "", *goals.lines(rows), "", *suite.table_lines(rows)]) + "\n"

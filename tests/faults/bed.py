@@ -63,7 +63,7 @@ class Bed:
     place: Path
     seed: int
     plain: bool
-    calm_runs: dict[tuple[bool, int, int], Course] = field(default_factory=dict)
+    calm_runs: dict[tuple[object, ...], Course] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.draw = random.Random(1000 * self.seed + 17)
@@ -86,11 +86,12 @@ class Bed:
         words: Sequence[str] = (),
         agent: Sequence[str] = ("--standalone",),
         nproc: int = 2,
+        module: str = "training.pretrain",
         **more: Any,
     ) -> Job:
         """Start the run `name`, or continue it.
 
-        `keys` are of the trainer's configuration, `words` of the control's command line.
+        `keys` are of the trainer's configuration, `words` of the control's command line. A `fault` needs pre-training.
         """
         more["FAULT"] = json.dumps({**(fault or {}), "proof": str(self.proof_file(name))})
         seed = 7 + self.seed
@@ -106,7 +107,7 @@ class Bed:
             f"train.steps={steps}", f"checkpoint.every={every}", f"train.seed={seed}", "train.eval_every=1000",
             *keys,
         )  # fmt: skip
-        module = "tests.faults.faulty" if fault else "training.pretrain"
+        module = "tests.faults.faulty" if fault else module
         return self.jobs.start(
             name, nproc=nproc, overrides=overrides, restarts=restarts, module=module, entrypoint=True, agent=agent,
             **more,

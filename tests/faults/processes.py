@@ -49,10 +49,10 @@ def rank_killed(bed: Bed) -> Outcome:
     reached = last_step(job)
     seconds = continued(job, before, struck)
     code = job.wait()
-    return _judged(bed, job, calm, code, reached, seconds, f"process {before[1]} of rank 1 ended at step {reached}")
+    return judged(bed, job, calm, code, reached, seconds, f"process {before[1]} of rank 1 ended at step {reached}")
 
 
-def _judged(
+def judged(
     bed: Bed, job: Job, calm: object, code: int, reached: int, seconds: float | None, proof: str, most: int = INTERVAL
 ) -> Outcome:
     """Compare a run that has ended well with the one without a fault."""
@@ -129,7 +129,7 @@ def out_of_memory(bed: Bed) -> Outcome:
         seconds = continued(job, before, struck)
         code = job.wait()
         kinds = {one["class"] for one in job.failures()}
-        found = _judged(bed, job, calm, code, at - 1, seconds, f"{bed.proof()['what']}: killed by the kernel")
+        found = judged(bed, job, calm, code, at - 1, seconds, f"{bed.proof()['what']}: killed by the kernel")
     found.held = found.held and "out of memory" in kinds
     found.seen += f"; the cause is {'named' if 'out of memory' in kinds else 'not named'}"
     return found
@@ -169,7 +169,7 @@ def _drained(bed: Bed, job: Job, calm: object, begun: float, proof: str, expecte
     if code == 0:
         raise NoFaultError("the job was done before it was asked to stop")
     again = bed.start()
-    found = _judged(bed, again, calm, again.wait(), reached, stopped, proof, most=expected)
+    found = judged(bed, again, calm, again.wait(), reached, stopped, proof, most=expected)
     right = bed.plain or code == CODES["drained"] or expected > 0
     found.held = found.held and right
     found.seen = f"ended with code {code} after {stopped:.1f} s, {found.seen}"
@@ -215,7 +215,7 @@ def grace_too_short(bed: Bed) -> Outcome:
         raise NoFaultError("no save was being written")
     reached = last_step(job)
     again = bed.start()
-    found = _judged(bed, again, calm, again.wait(), reached, 0.0, f"{there} was cut off {time.time() - begun:.0f} s")
+    found = judged(bed, again, calm, again.wait(), reached, 0.0, f"{there} was cut off {time.time() - begun:.0f} s")
     found.proof, found.seconds = f"{there} was being written when everything was killed", None
     return found
 
@@ -251,7 +251,7 @@ def _owner_killed(bed: Bed, owner: Callable[[Job], int]) -> Outcome:
         return Outcome(False, f"process {victim} ended", f"{len(left)} ranks still ran after {gone:.0f} s")
     job.process.wait(60)
     again = bed.start()
-    found = _judged(bed, again, calm, again.wait(), reached, 0.0, f"process {victim} ended at step {reached}")
+    found = judged(bed, again, calm, again.wait(), reached, 0.0, f"process {victim} ended at step {reached}")
     found.seen, found.seconds = f"no rank was left after {gone:.1f} s; {found.seen}", None
     return found
 
@@ -298,7 +298,7 @@ def _hung(
     if seconds is None:
         return Outcome(False, proof, f"no further step in 150 s; code {job.process.poll()}")
     code = job.wait()
-    found = _judged(bed, job, calm, code, reached, seconds, proof)
+    found = judged(bed, job, calm, code, reached, seconds, proof)
     records = sorted((one for one in job.failures() if one["time"] >= struck - 1), key=lambda one: one["time"])
     named = [one for one in records if one["rank"] == 1 and (any_kind or one["class"] == "hang")]
     if named:
@@ -409,4 +409,4 @@ def killed_before_a_commit(bed: Bed) -> Outcome:
     reached = last_step(job)
     seconds = continued(job, before, struck)
     code = job.wait()
-    return _judged(bed, job, calm, code, reached, seconds, f"{there} was being written", most=2 * INTERVAL)
+    return judged(bed, job, calm, code, reached, seconds, f"{there} was being written", most=2 * INTERVAL)

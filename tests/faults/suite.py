@@ -33,6 +33,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from tests.bench.harness import commit, processor
+from tests.faults import goals
 from tests.faults.bed import ROOT, Bed, Course, NoFaultError, NotTriedError, Outcome
 from tests.parts import ledger
 
@@ -62,6 +63,8 @@ class Fault:
     seeds: int = 1
     limit: int = LIMIT
     smoke: bool = False
+    long: bool = False
+    """Only --all tries it, or its number."""
     missing: str = ""
     """Why it is not tried."""
 
@@ -134,7 +137,7 @@ def within(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def attempt(fault: Fault, side: str, seed: int, calm: dict[tuple[bool, int, int], Course], place: Path) -> Trial:
+def attempt(fault: Fault, side: str, seed: int, calm: dict[tuple[object, ...], Course], place: Path) -> Trial:
     """Try a fault once; whatever happens becomes the trial's verdict."""
     began = time.monotonic()
     trial = Trial(fault.number, side, seed, "", "not held")
@@ -184,7 +187,7 @@ def tested(ids: tuple[str, ...]) -> Outcome:
 def run(faults: list[Fault], *, seeds: int | None, again: bool, trials: Trials, say: Say, end: float) -> bool:
     """Try what has no trial yet; False if the time was up before."""
     done = set() if again else {(one.fault, one.side, one.seed) for one in trials.all() if one.verdict != "no fault"}
-    calm: dict[tuple[bool, int, int], Course] = {}
+    calm: dict[tuple[object, ...], Course] = {}
     place = trials.path.parent / "beds"
     place.mkdir(parents=True, exist_ok=True)
     wanted = [
@@ -299,13 +302,13 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the trial ends its processes
     trials = Trials(PLACE / "trials.jsonl", digest())
     say: Say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
-    chosen = [fault for fault in table if not given.numbers or fault.number in given.numbers]
+    chosen = [one for one in table if (one.number in given.numbers if given.numbers else given.all or not one.long)]
     complete = run(
         chosen, seeds=None if given.all else 1, again=bool(given.numbers), trials=trials, say=say,
         end=time.monotonic() + (LONG if given.all else QUICK),
     )  # fmt: skip
     rows = rows_of(chosen, trials.all())
-    print("\n".join(table_lines(rows)))
+    print("\n".join([*table_lines(rows), "", *goals.lines(rows)]))
     if not complete:
         say(f"the time is up: run make faults{'-all' if given.all else ''} again to continue")
     if given.keep:
@@ -314,12 +317,40 @@ def main(arguments: list[str]) -> int:
 
 
 def keep(rows: list[dict[str, Any]], command: str) -> None:
-    """Write the results that docs/generate.py reads."""
-    answer = {
+    """Write the results that docs/generate.py reads. What the present code has not tried keeps its earlier result."""
+    kept = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if RESULTS.exists() else []
+    earlier = {(row["number"], row["name"]): row for row in kept}
+    now = {
         "processor": processor()[0], "commit": commit(), "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": command, "rows": rows,
+        "command": command,
     }  # fmt: skip
-    RESULTS.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
+    merged = [
+        {**row, **now} if row.get("trainyard", {}).get("verdict") != NOT_YET
+        else earlier.get((row["number"], row["name"]), row)
+        for row in rows
+    ]  # fmt: skip
+    RESULTS.write_text(json.dumps({"rows": merged}, indent=1) + "\n", encoding="utf-8")
+
+
+def sources(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a sentence for each run of the suite that has rows here: its command, commit, date and machine."""
+    runs: dict[str, list[int]] = {}
+    for row in rows:
+        if "commit" in row:
+            run = f"`{row['command']}`, commit {row['commit']}, {row['date']}, on {row['processor']}"
+            runs.setdefault(run, []).append(row["number"])
+    return [f"{run}: {ranges(numbers)}." for run, numbers in runs.items()]
+
+
+def ranges(numbers: list[int]) -> str:
+    """Return increasing numbers as in 1 to 5, 7."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{part[0]} to {part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -10,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.faults import suite
+from tests.faults import goals, schedule, suite
 from tests.faults.bed import ROOT, Bed, NoFaultError, NotTriedError, Outcome
 
 TABLE = suite.read_table()
 
 
 def test_the_table_has_every_fault_once_and_each_is_tried_or_says_why_not() -> None:
-    assert [fault.number for fault in TABLE] == list(range(1, 41))
+    assert [fault.number for fault in TABLE] == list(range(1, 43))
     for fault in TABLE:
         assert bool(fault.missing) != bool(fault.run or fault.tests), fault
         assert fault.missing or (fault.how and fault.bound), fault
@@ -122,7 +123,51 @@ def test_time_that_is_up_is_no_success(tmp_path: Path) -> None:
 
 
 def test_kept_results_are_of_this_table() -> None:
-    if not suite.RESULTS.exists():
-        pytest.skip("no results are kept: make faults ARGS=--keep")
     kept = json.loads(suite.RESULTS.read_text())
     assert [(row["number"], row["name"]) for row in kept["rows"]] == [(fault.number, fault.name) for fault in TABLE]
+
+
+def test_what_was_not_tried_again_keeps_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "RESULTS", tmp_path / "results.json")
+    new, old = ({"number": n, "name": "a fault", "trainyard": {"verdict": "held"}} for n in (2, 1))
+    suite.keep([old], "make earlier")
+    suite.keep([{**old, "trainyard": {"verdict": suite.NOT_YET}}, new], "make now")
+    kept = json.loads(suite.RESULTS.read_text())["rows"]
+    assert [(row["number"], row["trainyard"]["verdict"], row["command"]) for row in kept] == [
+        (1, "held", "make earlier"), (2, "held", "make now"),
+    ]  # fmt: skip
+    assert [told.rpartition(": ")[2] for told in suite.sources(kept)] == ["1.", "2."]
+    assert suite.ranges([1, 2, 3, 7, 9, 10]) == "1 to 3, 7, 9 to 10"
+
+
+def test_each_script_is_killed_with_ten_seeds_of_both_kinds_of_saves() -> None:
+    (fault,) = (one for one in TABLE if one.number == 41)
+    chosen = {schedule._chosen(seed) for seed in range(fault.seeds)}
+    assert chosen == set(itertools.product(schedule.SCRIPTS, (False, True), range(10)))
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        ({}, "reached"),
+        ({"points": 999}, "not reached yet"),
+        ({"verdict": "not held"}, "**not reached**"),
+        ({"verdict": suite.NOT_YET}, "not measured"),
+    ],
+)
+def test_a_goal_is_reached_by_enough_rows_that_held(change: dict[str, Any], verdict: str) -> None:
+    numbers = goals.GOALS[0].numbers
+    sides = [{"verdict": "held", "points": 0} for _ in numbers]
+    sides[0] |= {"points": 1000, **change}
+    rows = [{"number": number, "trainyard": side} for number, side in zip(numbers, sides, strict=True)]
+    assert goals.lines(rows)[2].endswith(f"| {verdict} |")
+    assert goals.lines(rows)[5].endswith("| not measured |")
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [("9.9", "reached"), ("10.1", "not reached yet")])
+def test_a_hang_is_named_in_time(seconds: str, verdict: str) -> None:
+    rows = [
+        {"number": n, "trainyard": {"verdict": "held", "seen": f"rank 1 named as hang after {seconds} s"}}
+        for n in (12, 13)
+    ]
+    assert goals.lines(rows)[7].endswith(f"| after {seconds} s | {verdict} |")
