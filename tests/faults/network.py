@@ -20,13 +20,14 @@ from tests.faults.bed import (
     NoFaultError,
     NotTriedError,
     Outcome,
+    continued,
     course,
     kill,
     last_step,
     resumed_from,
     wait_for,
 )
-from tests.faults.processes import all_below
+from tests.faults.processes import all_below, judged
 from tests.parts.ports import free_port
 from tests.training.jobs import Job
 
@@ -47,10 +48,19 @@ class Place:
 
 
 HERE = Place()
+MESHES: dict[str, tuple[int, int, tuple[str, ...]]] = {  # agents, ranks of each, keys
+    "fsdp": (1, 2, ("parallel.sharding=fsdp",)),
+    "fsdp with tensor parallelism": (
+        1,
+        4,
+        ("parallel.sharding=fsdp", "parallel.tensor=2", "model.tie_word_embeddings=false"),
+    ),
+    "hsdp": (2, 2, ("parallel.sharding=hsdp",)),
+}
 
 
-def _node(bed: Bed, number: int, port: int, place: Place = HERE, **more: Any) -> Job:
-    """Start agent `number` of two with one rank, as the operator's variables start it."""
+def _node(bed: Bed, number: int, port: int, place: Place = HERE, nproc: int = 1, **more: Any) -> Job:
+    """Start agent `number` of two, as the operator's variables start it."""
     conf = f"is_host={int(number == 0)},join_timeout={JOIN_SECONDS},read_timeout=20"
     variables: dict[str, Any] = {
         "PET_NNODES": "2", "PET_NODE_RANK": str(number), "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ID": "job",
@@ -61,8 +71,39 @@ def _node(bed: Bed, number: int, port: int, place: Place = HERE, **more: Any) ->
     if place.interface != "lo":
         variables["TRAINYARD_LOOPBACK"] = ""
     return bed.start(
-        agent=(), nproc=1, alone=False, prefix=place.words, words=(f"--timeout={GLOO_SECONDS}",), **variables, **more
+        agent=(),
+        nproc=nproc,
+        alone=False,
+        prefix=place.words,
+        words=(f"--timeout={GLOO_SECONDS}",),
+        **variables,
+        **more,
     )
+
+
+def each_mesh(bed: Bed) -> Outcome:
+    """SIGKILL of the last rank of a mesh, by the seed; all ranks continue in place."""
+    name, (nodes, nproc, keys) = list(MESHES.items())[bed.seed]
+
+    def started(run: str) -> list[Job]:
+        if nodes == 1:
+            return [bed.start(run, nproc=nproc, keys=keys)]
+        port = free_port()
+        return [_node(bed, number, port, nproc=nproc, keys=keys, name=run) for number in range(nodes)]
+
+    calm = started("calm")
+    if max(job.wait() for job in calm):
+        raise NoFaultError(f"the run without a fault failed: {calm[0].text()[-300:]}")
+    jobs, at = started("job"), bed.draw.randint(8, 25)
+    jobs[0].until(lambda: last_step(jobs[0]) >= at)
+    before = [pid for job in jobs for pid in job.workers()]
+    struck, reached = kill(before[-1:]), last_step(jobs[0])
+    seconds = continued(jobs[0], before, struck)
+    code = max(job.wait() for job in jobs)
+    proof = f"process {before[-1]} of the last of {len(before)} ranks ended at step {reached}"
+    found = judged(bed, jobs[0], course(calm[0]), code, reached, seconds, proof)
+    found.seen = f"{name}: {found.seen}"
+    return found
 
 
 def host_lost(bed: Bed) -> Outcome:
