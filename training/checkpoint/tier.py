@@ -5,6 +5,7 @@ A step's files are put first and its manifest last, so that a step is there as a
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -128,6 +129,7 @@ class Directory:
         self.path, self.place = path, str(path.parent if path.name == "checkpoints" else path)
         self.run, self.at_once = run_of(path / "step"), 1
         self._attempts: dict[str, Attempt] = {}
+        self._made: list[Path] = []  # directories of this object's making, the deepest first
 
     def runs(self) -> list[str]:
         return [] if self.path.exists() else sorted(path.parent.name for path in self.path.parent.glob("*/checkpoints"))
@@ -159,6 +161,7 @@ class Directory:
 
     def begin(self, manifest: Manifest) -> str:
         with naming(self.path):
+            self._made += [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             clean_step(self.path, manifest.step, lambda _: None)
         attempt = Attempt.begin(self.path, manifest.step)
@@ -178,6 +181,9 @@ class Directory:
 
     def abandon(self, attempt: str) -> None:
         self._attempts.pop(attempt).close()
+        with contextlib.suppress(OSError):  # a directory that holds something stays
+            for path in self._made:
+                path.rmdir()
 
     def refused(self) -> list[str]:
         return [name for name, _ in quarantined(self.path)]

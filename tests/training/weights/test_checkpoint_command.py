@@ -259,6 +259,19 @@ def test_a_copy_after_one_that_was_killed_leaves_nothing_of_it(
 
 
 @pytest.mark.usefixtures("here")
+def test_a_copy_that_fails_leaves_nothing(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Directories that were there before it stay."""
+    damaged = run.checkpoints / "step-00000040" / "rank-00000.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x7f")
+    (tmp_path / "kept").mkdir()
+    for target in ("kept", "new/run"):
+        assert cli.invoke(["checkpoint", "copy", str(run.path), "--to", str(tmp_path / target)]) == 1
+        assert "its content does not match its digest" in capsys.readouterr().err
+    assert list((tmp_path / "kept").iterdir()) == []
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.usefixtures("here")
 def test_diff_names_tensors_configuration_and_position(
     run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
