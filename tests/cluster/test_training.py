@@ -209,8 +209,7 @@ def test_a_job_is_suspended_and_resumed(running: Training, undisturbed: Training
 def test_a_drained_node_gives_its_pod_away(running: Training, undisturbed: Training) -> None:
     """The other node has no room: the pod waits until the first one is back."""
     name, before = running.pod(1)["spec"]["nodeName"], running.uid(1)
-    selector = f"--pod-selector=training.kubeflow.org/job-name={JOB}"
-    running.kube.run("drain", name, "--ignore-daemonsets", "--delete-emptydir-data", selector, timeout=240)
+    _drain(running, name)
     running.kube.wait("another pod", lambda: running.uid(1) not in (None, before), 120)
     running.kube.wait("a pod that waits", lambda: _phase(running, 1) == "Pending", 60)
     assert running.last_step() < STEPS
@@ -234,7 +233,7 @@ def test_a_lost_node_is_replaced(running: Training, undisturbed: Training, nodes
 
 
 @pytest.mark.cluster_all
-def test_an_elastic_job_goes_on_with_one_pod_and_then_with_two_again(
+def test_an_elastic_job_continues_beside_a_drained_node_and_grows_again(
     kube: Kube,
     nodes: Nodes,
     rendered: dict[str, str],
@@ -247,11 +246,12 @@ def test_an_elastic_job_goes_on_with_one_pod_and_then_with_two_again(
     elastic = changed(short(rendered[CELL], 3 * STEPS), {"minReplicas: 2": "minReplicas: 1"})
     training = start(kube, team(), elastic, undisturbed.volume)
     training.wait_step(FAULT)
-    node = training.pod(1)["spec"]["nodeName"]
-    kube.run("cordon", node)
+    node, at = training.pod(1)["spec"]["nodeName"], time.time()
     try:
-        kube.run("delete", "pod", f"{JOB}-worker-1", "-n", training.namespace)
+        _drain(training, node)
         kube.wait("steps of one rank", lambda: _ranks(training)[-1] == 1, 300)
+        alone = next(line["time"] for line in training.metrics() if len(line.get("rank_step_s", ())) == 1)
+        say(f"the first step of one rank came {alone - at:.0f} s after the drain began")
         training.wait_step(training.last_step() + 5)
         assert _phase(training, 1) == "Pending"
     finally:
@@ -278,6 +278,12 @@ def _delete(training: Training, index: int) -> Recovery:
     before, at = training.uid(index), time.time()
     training.kube.run("delete", "pod", f"{JOB}-worker-{index}", "-n", training.namespace, "--wait=false")
     return watch(training, at, lambda: training.uid(index) not in (None, before))
+
+
+def _drain(training: Training, node: str) -> None:
+    """Cordon a node and evict the job's pods from it."""
+    selector = f"--pod-selector=training.kubeflow.org/job-name={JOB}"
+    training.kube.run("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", selector, timeout=240)
 
 
 def _phase(training: Training, index: int) -> str:
