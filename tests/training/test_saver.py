@@ -247,6 +247,7 @@ def test_a_failed_rank_waits_for_the_save_in_flight(
 ) -> None:
     """Step 13 fails while step 10 is being written, which takes until the failure or, for 10 and 5, longer."""
     failed, ended, real = threading.Event(), threading.Event(), loop._step
+    writers: list[threading.Thread] = []
 
     def step(run: Any, now: Any, *more: Any) -> str:
         if now.step == 12:
@@ -256,6 +257,7 @@ def test_a_failed_rank_waits_for_the_save_in_flight(
 
     def slow(step: int) -> None:
         if step == 10:
+            writers.append(threading.current_thread())
             failed.wait(60)
             if steps == [5]:
                 ended.wait(60)
@@ -263,13 +265,12 @@ def test_a_failed_rank_waits_for_the_save_in_flight(
     monkeypatch.setattr(loop, "_step", step)
     monkeypatch.setattr(loop, "LAST_SAVE_SECONDS", limit)
     _patched(monkeypatch, slow)
-    before = threading.enumerate()
     with pytest.raises(type(error), match=str(error)):
         run(texts, (KEPT, BESIDE), tmp_path, data_root)
     assert committed_steps(RunDir(tmp_path).checkpoints) == steps
     ended.set()
-    for thread in set(threading.enumerate()) - set(before):
-        thread.join(60)  # its writer, which a real process would end
+    (writer,) = writers
+    writer.join(60)  # the end of a real process would end it
 
 
 def test_pruning_by_hand_leaves_the_save_in_flight(
