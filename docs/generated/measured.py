@@ -19,6 +19,12 @@ def performance_page() -> str:
         versions = ", ".join(f"{name} {machine[name]}" for name in machine if name not in ("processor", "kind"))
         about = f"`{one['command']}`, commit {one['commit']}, {one['date']}. {versions}."
         parts += [f"## {machine['processor']}", textwrap.fill(about, 120), "\n".join(harness.table_lines(one["rows"]))]
+        others = [
+            f"{row['name']} ({row['commit']})"
+            for row in one["rows"]
+            if row.get("commit", one["commit"]) != one["commit"]
+        ]
+        parts += [textwrap.fill(f"Rows of earlier commits: {'; '.join(others)}.", 120)] if others else []
     if not any(one["command"] == "make bench-gpu" for one in kept):
         parts.append("## On a card\n\n`make bench-gpu` was not run on a card.")
     return "\n\n".join(parts) + "\n"

@@ -5,8 +5,9 @@ python -m tests.bench.gpu [--tiny] [SIDE ...]
 It needs the machine's own torch and transformers. `make bench-packages`, run before where there is a network, puts
 the small packages that such a machine may lack into .cache/bench/packages. Results are written to $OUT, or else to
 .cache/bench/gpu: results.json, table.md and the sides' logs. A row whose package is missing, or whose side fails, says
-so. Measured sides are kept in .cache/bench/gpu/sides.jsonl: a second call measures the others, until a side's settings,
-the trainer's code or the card change. Exit codes as in `make bench`.
+so, unless tests/bench/results has the row of an earlier run on such a card: then it is this one, with its commit.
+Measured sides are kept in .cache/bench/gpu/sides.jsonl: a second call measures the others, until a side's settings, the
+trainer's code or the card change. Exit codes as in `make bench`, for the rows measured now.
 """
 
 from __future__ import annotations
@@ -83,6 +84,14 @@ def measure(table: Table, bench: Bench, more: tuple[str, ...], say: Callable[[st
             ledger.add(kept, {"side": side.name, "digest": digests[side.name], "figures": measured[side.name]})
         say(f"{time.monotonic() - began:5.0f} s  {side.name}: {errors[side.name] or measured[side.name]}")
     return [judged(row, [measured], kind(), _why(row, errors), fewest=1) for row in table.rows]
+
+
+def with_earlier(results: list[dict[str, Any]], now: dict[str, str], kept: Path) -> list[dict[str, Any]]:
+    """Return the rows with their commit and date. One that was not measured is the earlier one of `kept`."""
+    earlier = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {"rows": []}
+    then = {key: earlier.get(key) for key in now}
+    known = {row["name"]: {**then, **row} for row in earlier["rows"] if "median" in row}
+    return [{**row, **now} if "median" in row else known.get(row["name"], row) for row in results]
 
 
 def compile_ahead(sides: list[Side], bench: Bench, say: Callable[[str], None]) -> list[str]:
@@ -171,15 +180,15 @@ def main(arguments: list[str], place: Path = PLACE) -> int:
         return 2
     table.sides = {name: side for name, side in table.sides.items() if name in names}
     results = measure(table, bench, more, say)
-    answer = {
-        "machine": {"processor": _name(), "kind": kind(), **versions()},
-        "commit": harness.commit(), "date": time.strftime("%Y-%m-%d", time.gmtime()), "command": "make bench-gpu",
-        "rows": results,
+    now = {"commit": harness.commit(), "date": time.strftime("%Y-%m-%d", time.gmtime())}
+    answer: dict[str, Any] = {
+        "machine": {"processor": _name(), "kind": kind(), **versions()}, **now, "command": "make bench-gpu",
+        "rows": with_earlier(results, now, harness.RESULTS / f"{kind()}.json"),
     }  # fmt: skip
     out = Path(os.environ.get("OUT") or place)
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
-    (out / "table.md").write_text("\n".join(table_lines(results)) + "\n", encoding="utf-8")
+    (out / "table.md").write_text("\n".join(table_lines(answer["rows"])) + "\n", encoding="utf-8")
     shutil.make_archive(str(out / "logs"), "gztar", place / "logs")
     print((out / "table.md").read_text())
     return harness.exit_code(results)

@@ -132,3 +132,16 @@ def test_a_failed_side_says_how_it_ended(tmp_path: Path) -> None:
     side = Side("broken", "command", command=(sys.executable, "-c", "print('no such thing'); raise SystemExit(4)"))
     with pytest.raises(sides.SideError, match=r"broken: ended with 4: no such thing"):
         bench.measure(side)
+
+
+def test_a_row_of_a_card_that_is_not_measured_again_stays(tmp_path: Path) -> None:
+    kept, now = tmp_path / "H200.json", {"commit": "new", "date": "today"}
+    before = [{"name": "one", "median": 1.0}, {"name": "two", "median": 2.0, "commit": "older", "date": "then"}]
+    kept.write_text(json.dumps({"commit": "old", "date": "yesterday", "rows": before}))
+    results: list[dict[str, Any]] = [{"name": name} for name in ("one", "two", "three")]
+    results.append({"name": "four", "median": 4.0})
+    found = gpu.with_earlier(results, now, kept)
+    assert [(row.get("median"), row.get("commit")) for row in found] == [
+        (1.0, "old"), (2.0, "older"), (None, None), (4.0, "new"),
+    ]  # fmt: skip
+    assert gpu.with_earlier(results, now, tmp_path / "none.json")[:3] == results[:3]
