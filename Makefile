@@ -172,7 +172,7 @@ test-track: setup-dev ## Run the tests with a real MLflow server, Weights & Bias
 test-bench: setup-dev ## Run the tests of the benchmarks: tiny rows of all sides, also those of a card
 	@exec $(PYTEST) tests/bench $(ARGS)
 
-faults: setup-dev ## Try each fault of tests/faults/faults.yaml once, beside plain torchrun; begins no trial after 36 minutes, run again to continue (ARGS="1 25" or ARGS=--keep)
+faults: setup-dev ## Try each of the forty faults of tests/faults/faults.yaml once, beside plain torchrun; begins no trial after 36 minutes, run again to continue (ARGS="1 25" or ARGS=--keep)
 	@.venv/bin/python -m tests.parts.venv tests/faults/requirements.lock && exec .venv/bin/python -m tests.faults.suite $(ARGS)
 
 faults-all: setup-dev ## Try each fault with all its seeds; begins no trial after 170 minutes, run again to continue

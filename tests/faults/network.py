@@ -1,4 +1,4 @@
-"""Faults between two agents: a lost host, a cut link, no rendezvous, a process that does not belong to the job."""
+"""Faults of meshes and between agents: a lost host, a cut link, no rendezvous, a process of another job."""
 
 from __future__ import annotations
 

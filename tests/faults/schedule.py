@@ -6,9 +6,10 @@ import itertools
 import math
 import random
 import statistics
+import time
 from dataclasses import dataclass
 
-from tests.faults.bed import INTERVAL, Bed, Course, NoFaultError, Outcome, continued, course, kill, last_step, wait_for
+from tests.faults.bed import INTERVAL, Bed, Course, NoFaultError, Outcome, continued, course, kill, last_step
 from tests.faults.processes import judged
 from tests.prove import trainers
 from tests.training.jobs import Job, Jobs
@@ -141,9 +142,13 @@ def _under_kills(bed: Bed) -> Struck:
 
 
 def _trains(job: Job, steps: int, seconds: float) -> bool:
-    """Let a run train for some seconds; False if it comes near its last step before."""
-    near = lambda: job.process.poll() is not None or last_step(job) > 0.97 * steps  # noqa: E731
-    return not wait_for(near, seconds)
+    """Let a run train for some seconds; False if it comes near its last step before. It looks once a second."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        if job.process.poll() is not None or last_step(job) > 0.97 * steps:
+            return False
+        time.sleep(min(1.0, left))
+    return True
 
 
 def _cost(bed: Bed, name: str) -> Cost:

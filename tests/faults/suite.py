@@ -282,7 +282,7 @@ def exit_code(rows: list[dict[str, Any]], complete: bool) -> int:
 def environment() -> None:
     """Set what every process of a trial inherits: loopback only, one thread, torchrun and imports of this checkout."""
     guard = str(ROOT / "training/guard")
-    logging.getLogger("training").addHandler(logging.NullHandler())  # else each crash point prints a warning or two
+    logging.getLogger("training").addHandler(logging.NullHandler())  # else crash points in this process print warnings
     os.environ.update(TRAINYARD_LOOPBACK="1", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", TRAINYARD_CPUS="1")
     os.environ["PYTHONPATH"] = os.pathsep.join([guard, str(ROOT)])
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -164,6 +164,13 @@ def test_a_goal_is_reached_by_enough_rows_that_held(change: dict[str, Any], verd
     assert goals.lines(rows)[5].endswith("| not measured |")
 
 
+def test_a_goal_whose_rows_lost_no_count_of_steps_is_no_error() -> None:
+    side = {"verdict": "not held", "lost": None, "seeds": 1}
+    assert goals.lines([{"number": number, "trainyard": side} for number in (1, 10, 11)])[6].endswith(
+        "| **not reached** |"
+    )
+
+
 @pytest.mark.parametrize(("seconds", "verdict"), [("9.9", "reached"), ("10.1", "not reached yet")])
 def test_a_hang_is_named_in_time(seconds: str, verdict: str) -> None:
     rows = [
