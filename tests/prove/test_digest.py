@@ -15,6 +15,7 @@ from training.prove.probe.digest import (
     content,
     digests,
     grouped,
+    rows,
     sums,
 )
 
@@ -86,6 +87,18 @@ def test_a_group_is_one_digest_of_its_tensors_in_their_order() -> None:
     assert second == grouped(torch, [Group([large, odd])])[0]  # what stands before does not matter
     assert {second, third}.isdisjoint(alone)
     assert grouped(torch, [Group([]), Group([small])]) == [grouped(torch, [Group([])])[0], alone[0]]
+
+
+@pytest.mark.parametrize("size", [1, SMALL_BYTES, 3 * SMALL_BYTES + 1])  # of a row, in bytes
+def test_each_row_has_a_digest_of_its_own(size: int) -> None:
+    batch = made(4 * size, torch.int8).reshape(4, size)
+    batch[2], batch[3, -1] = batch[0], batch[1, -1] + 1
+    found = rows(torch, batch, most=4)
+    assert found[0] == found[2]
+    assert len(set(found)) == 3
+    assert rows(torch, batch[2:], most=4) == found[2:]
+    assert rows(torch, batch, most=3) == found[:3]
+    assert rows(torch, batch[:0], most=4) == []
 
 
 def sampled(*tensors: torch.Tensor) -> str:

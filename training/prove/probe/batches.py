@@ -35,7 +35,7 @@ class Forwards:
 
     def before(self, module: Any, args: Any) -> None:
         """Global hook before each forward call of a module."""
-        if compiling(self.torch) or (self.open is not None and self.open() is not None):
+        if (self.open is not None and self.open() is not None) or compiling(self.torch):
             return
         if not module.training or not self.torch.is_grad_enabled() or in_backward(self.torch):
             return
@@ -44,7 +44,7 @@ class Forwards:
 
     def after(self, module: Any, args: Any, output: Any) -> None:
         """Global hook after each forward call."""
-        if not compiling(self.torch) and self.open is not None and self.open() is module:
+        if self.open is not None and self.open() is module and not compiling(self.torch):
             self.open = None
 
     def reset(self) -> None:

@@ -1,8 +1,8 @@
 """Digests of tensors, computed where the tensors are.
 
-Small tensors are hashed byte by byte. A large one is folded into rows of 64-bit words, and the sums (modulo 2^64) of
-the columns of each block of rows are hashed: one pass over the memory. One changed word changes a sum, and so does a
-moved one: the width of a row is a prime number, so that rows of a matrix do not meet in one column.
+Small tensors are joined and hashed byte by byte. A large one is folded into rows of 64-bit words, and the sums (modulo
+2^64) of the columns of each block of rows are hashed: one pass over the memory. One changed word changes a sum, and so
+does a moved one: the width of a row is a prime number, so that rows of a matrix do not meet in one column.
 
 A sampled digest reads one row in several of a tensor above SAMPLED_BYTES. It serves for what the parameters after the
 step show in full as well: gradients, the state of an optimizer, and parameters before a step.
@@ -11,12 +11,13 @@ step show in full as well: gradients, the state of an optimizer, and parameters 
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 SMALL_BYTES = 4096
-WIDTH = 509  # words
+WIDTH = 251  # words
 BLOCK = 128  # rows: the sums have less than 1 % of the size of the tensor
 EVERY = 8  # rows
 SAMPLED_BYTES = 64 * 1024
@@ -54,48 +55,55 @@ def is_sharded(tensor: Any) -> bool:
     return placements is not None and any(not one.is_replicate() for one in placements)
 
 
-def is_large(tensor: Any) -> bool:
-    """Return whether a sampled digest reads a part of the tensor only."""
-    return _bytes(local(tensor)) > SAMPLED_BYTES
-
-
 def _flat(tensor: Any) -> Any:
-    """Return the tensor in one dimension, in the order of memory, without a copy where that can be had."""
+    """Return the tensor in one dimension, in the order of memory, without a copy where that can be had.
+
+    Raises ValueError if the tensor's memory was freed, as a sharded module frees gathered parameters.
+    """
+    dense = tensor.is_contiguous()
+    there = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    if tensor.numel() and there < (tensor.numel() if dense else 1):
+        raise ValueError("the memory of a tensor was freed")
     if tensor.is_complex():
         tensor = tensor.resolve_conj().resolve_neg()
+    if dense and tensor.dim() == 1:
+        return tensor
     return tensor.contiguous().as_strided((tensor.numel(),), (1,))
 
 
 def _sums(words: Any, every: int) -> list[Any]:
     """Return the sums of the columns of each block of rows, those of the rows that are left, and the words after them.
 
-    One row in `every` is read.
+    One row in `every` is read, and then nothing after the last whole row. `words` is contiguous.
     """
     found = []
     row, block = WIDTH * every, BLOCK * WIDTH * every
-    blocks = words.numel() // block
+    size, start = words.numel(), words.storage_offset()
+    blocks = size // block
     if blocks:
-        found.append(words.as_strided((blocks, BLOCK, WIDTH), (block, row, 1)).sum(1).view(-1))
-        words = words[blocks * block :]
-    rows = words.numel() // row
+        found.append(words.as_strided((blocks, BLOCK, WIDTH), (block, row, 1), start).sum(1).view(-1))
+    rows = (size % block + row - WIDTH) // row  # that start and end in what is left
     if rows:
-        found.append(words.as_strided((rows, WIDTH), (row, 1)).sum(0))
-    return [*found, words[rows * row :][:WIDTH]]
+        found.append(words.as_strided((rows, WIDTH), (row, 1), start + blocks * block).sum(0))
+    if every == 1 and size % WIDTH:
+        found.append(words.as_strided((size % WIDTH,), (1,), start + size - size % WIDTH))
+    return found
 
 
-def _summary(torch: Any, flat: Any, every: int) -> list[Any]:
-    """Return short tensors, of words or of bytes, from which equal tensors have equal values."""
-    size = _bytes(flat)
+def _summary(torch: Any, plain: Any, every: int) -> list[Any]:
+    """Return short tensors of one dimension, from which equal tensors have equal values."""
+    size = _bytes(plain)
     if size <= SMALL_BYTES:
-        return [flat.view(torch.uint8)] if size else []
+        return [_flat(plain)] if size else []
     every = every if size > SAMPLED_BYTES else 1
+    flat = _flat(plain)
     if flat.storage_offset() * flat.element_size() % 8:  # such bytes cannot be read as words
         flat = flat.clone()
     if size % 8 == 0:
         return _sums(flat.view(torch.int64), every)
     flat = flat.view(torch.uint8)
     words = flat[: size // 8 * 8].view(torch.int64)
-    return [*(one.view(torch.uint8) for one in _sums(words, every)), flat[size // 8 * 8 :]]
+    return [*_sums(words, every), flat[size // 8 * 8 :]]
 
 
 def digests(torch: Any, tensors: Iterable[Any]) -> list[str]:
@@ -104,39 +112,42 @@ def digests(torch: Any, tensors: Iterable[Any]) -> list[str]:
 
 
 def grouped(torch: Any, groups: list[Group]) -> list[str]:
-    """Return one digest of the tensors of each group. Those of a device are brought to the host by two copies."""
-    pieces: dict[Any, list[Any]] = {}  # of devices, by device and type
-    ends: dict[Any, int] = {}  # bytes of the pieces so far
-    places: list[tuple[list[str], list[bytes], dict[Any, int], dict[Any, int]]] = []
+    """Return one digest of the tensors of each group.
+
+    What is hashed of all of them is joined first, by device and type: a call for each tensor costs more than a copy.
+    """
+    pieces: dict[Any, list[Any]] = {}  # by device and type
+    ends: dict[Any, int] = {}  # elements of the pieces so far
+    places: list[tuple[str, dict[Any, int]]] = []
     with torch.no_grad():
         for tensors, every in groups:
-            heads: list[str] = []
-            near: list[bytes] = []
-            starts = dict(ends)
+            heads = []
             for tensor in tensors:
                 plain = _attached(tensor)
-                heads.append(f"{plain.dtype} {plain.numel()}")
-                if plain.is_cpu:
-                    near += _contents(torch, plain, every)
-                    continue
-                for part in _summary(torch, _flat(plain.detach()), every):
+                heads.append(_head(plain.dtype, plain.numel()))
+                for part in _summary(torch, plain, every):
                     pool = part.device, part.dtype
                     pieces.setdefault(pool, []).append(part)
-                    ends[pool] = ends.get(pool, 0) + _bytes(part)
-            places.append((heads, near, starts, dict(ends)))
-        held = {pool: memoryview(content(torch.cat(pieces[pool]).cpu())) for pool in sorted(pieces, key=str)}
-    found = []
-    for heads, near, starts, stops in places:
-        spans = (data[starts.get(pool, 0) : stops.get(pool, 0)] for pool, data in held.items())
-        found.append(hashed(b"".join([",".join(heads).encode(), *near, *spans])))
+                    ends[pool] = ends.get(pool, 0) + part.numel()
+            places.append((",".join(heads), dict(ends)))
+        held = {pool: _joined_bytes(torch, pieces[pool]) for pool in sorted(pieces, key=str)}
+    found, starts = [], dict.fromkeys(held, 0)
+    for head, stops in places:
+        spans = [data[starts[pool] * width : stops.get(pool, 0) * width] for pool, (width, data) in held.items()]
+        found.append(hashed(b"".join([head.encode(), *spans])))
+        starts.update(stops)
     return found
 
 
-def _contents(torch: Any, plain: Any, every: int) -> list[bytes]:
-    """Return the bytes of the summary of a tensor on the host. Most tensors are small: they are read in place."""
-    if _bytes(plain) <= SMALL_BYTES and plain.is_contiguous() and not plain.is_complex():
-        return [content(plain)]
-    return [content(part) for part in _summary(torch, _flat(plain.detach()), every)]
+@functools.lru_cache(maxsize=4096)
+def _head(dtype: Any, count: int) -> str:
+    return f"{dtype} {count}"
+
+
+def _joined_bytes(torch: Any, parts: list[Any]) -> tuple[int, memoryview]:
+    """Return the bytes of an element, and those of all parts on the host."""
+    joined = torch.cat(parts).cpu()
+    return joined.element_size(), memoryview(content(joined))
 
 
 def _bytes(tensor: Any) -> int:
@@ -144,25 +155,19 @@ def _bytes(tensor: Any) -> int:
 
 
 def content(tensor: Any) -> bytes:
-    """Return the bytes of a contiguous tensor on the host. NumPy may be absent.
-
-    Raises ValueError if the tensor's memory was freed, as a sharded module frees gathered parameters.
-    """
+    """Return the bytes of a contiguous tensor on the host. NumPy may be absent."""
     size = _bytes(tensor)
-    if not size:
-        return b""
-    start = tensor.storage_offset() * tensor.element_size()
-    if not tensor.data_ptr() or start + size > tensor.untyped_storage().nbytes():
-        raise ValueError("the memory of a tensor was freed")
-    return ctypes.string_at(tensor.data_ptr(), size)
+    return ctypes.string_at(tensor.data_ptr(), size) if size else b""
 
 
 def rows(torch: Any, tensor: Any, most: int) -> list[str]:
     """Return a digest of each row of the first dimension."""
     with torch.no_grad():
-        flat = local(tensor)[:most].contiguous().cpu()
-        count = flat.shape[0]
-        data = content(_flat(flat))
+        plain = local(tensor)[:most]
+        flat, count = _flat(plain), plain.shape[0]
+        if _bytes(flat) > count * SMALL_BYTES:
+            return digests(torch, flat.view(count, -1))
+        data = content(flat.cpu())
     size = len(data) // count if count else 0
     return [hashed(data[one * size : (one + 1) * size]) for one in range(count)]
 
@@ -178,10 +183,12 @@ def _sampled(tensor: Any, turn: int) -> Any:
 
 def _joined(torch: Any, tensors: list[Any]) -> list[Any]:
     """Return the tensors with the small ones of one device and type joined: a call for each costs more than a copy."""
-    found = [one for one in tensors if _bytes(one) > SMALL_BYTES]
+    found = []
     small: dict[Any, list[Any]] = {}
     for one in tensors:
-        if _bytes(one) <= SMALL_BYTES:
+        if _bytes(one) > SMALL_BYTES:
+            found.append(one)
+        elif one.numel():
             small.setdefault((one.device, one.dtype), []).append(one.reshape(-1))
     return found + [torch.cat(parts) for parts in small.values()]
 
@@ -193,20 +200,19 @@ def sums(torch: Any, tensors: list[Any], turn: int = 0) -> tuple[bool, bool]:
     read in full.
     """
     with torch.no_grad():
-        plain = _joined(torch, [one for one in map(local, tensors) if one.numel()])
+        plain = _joined(torch, list(map(_attached, tensors)))
         if not plain:
             return True, True
         totals = [
             one.sum(dtype=torch.float32) if one.is_floating_point() and one.element_size() < 4 else one.sum()
             for one in (_sampled(it, turn) for it in plain)
         ]
-        by_device: dict[Any, list[int]] = {}
-        for place, one in enumerate(plain):
-            by_device.setdefault(one.device, []).append(place)
+        alike: dict[Any, list[int]] = {}  # by device and type
+        for place, total in enumerate(totals):
+            alike.setdefault((total.device, total.dtype), []).append(place)
         values: dict[int, Any] = {}
-        for chosen in by_device.values():
-            stacked = torch.stack([totals[place].double() for place in chosen]).cpu().tolist()
-            values.update(zip(chosen, stacked))
+        for chosen in alike.values():
+            values.update(zip(chosen, torch.stack([totals[place] for place in chosen]).tolist()))
         zero, finite = True, True
         for place, value in values.items():
             # A sum of zero may be a chance, and a sum may overflow: such a tensor is read in full.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .digest import Group, digests, grouped, is_large
+from .digest import Group, digests, grouped
 
 _FULL = 3  # steps
 _QUICK = 64  # one row in so many is sampled: a write that does not change the version usually covers the tensor
@@ -20,7 +20,7 @@ class _Held(NamedTuple):
 
     marks: list[tuple[int, int, int]]
     found: list[str]
-    quick: list[str]
+    quick: str  # of one row in _QUICK of all of them
 
 
 class Parameters:
@@ -39,7 +39,7 @@ class Parameters:
             found, others = self._read([Group([one]) for one in parameters], more)
             self.hidden |= held is not None and held.marks == marks and held.found != found
             return found, others
-        quick, others = self._read([Group([one], _QUICK) for one in parameters], more)
+        (quick,), others = self._read([Group(parameters, _QUICK)], more)
         if quick == held.quick:
             return held.found, others
         self.hidden = True
@@ -47,12 +47,7 @@ class Parameters:
 
     def after(self, parameters: list[Any]) -> list[str]:
         """Return a digest of each parameter, after a step."""
-        large = [place for place, one in enumerate(parameters) if is_large(one)]
-        samples = [Group([parameters[place]], _QUICK) for place in large]
-        found, sampled = self._read([Group([one]) for one in parameters], samples)
-        quick = list(found)
-        for place, sample in zip(large, sampled):
-            quick[place] = sample
+        found, (quick,) = self._read([Group([one]) for one in parameters], [Group(parameters, _QUICK)])
         self.held = _Held(_marks(parameters), found, quick)
         self.steps += 1
         return found

@@ -36,6 +36,7 @@ class Steps:
         self.known: list[weakref.ref[Any]] = []
         self.parameters: weakref.WeakKeyDictionary[Any, Parameters] = weakref.WeakKeyDictionary()
         self.written: weakref.WeakKeyDictionary[Any, _Written] = weakref.WeakKeyDictionary()
+        self.flat: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self.losses: list[tuple[int, Any]] = []
         self.last_end = time.perf_counter()
         self._look = probe.safe("optimizer")(self._look_before)
@@ -206,7 +207,7 @@ class Steps:
         names = self._names()
         gradients = [one.grad for one in parameters if one.grad is not None]
         zero, finite = sums(self.torch, gradients, self.probe.step)
-        state = sorted(_state(self.torch, optimizer, parameters), key=lambda one: one[0])
+        state = _state(self.torch, optimizer, parameters)
         plain = [f"{name}={value}" for name, value in state if not isinstance(value, self.torch.Tensor)]
         held = [value for _, value in state if isinstance(value, self.torch.Tensor)]
         found, (gradient, kept) = self._parameters_of(optimizer).before(
@@ -258,6 +259,12 @@ class Steps:
         wrong = [label for one, label in pairs if id(one) not in names and one.requires_grad and one.grad is None]
         return wrong[:TENSORS] if self.forwards.modules else []
 
+    def _is_flat(self, module: Any) -> bool:
+        """Return whether a module is sharded by FSDP's first version, whose parameters do not show it."""
+        if module not in self.flat:
+            self.flat[module] = any(type(one).__name__ == "FullyShardedDataParallel" for one in module.modules())
+        return self.flat[module]
+
     def _write_step(self, optimizer: Any, before: _Before) -> None:
         probe = self.probe
         self._flush()
@@ -291,7 +298,7 @@ class Steps:
                 forwards=self.forwards.since_step,
                 missing=before.missing,
                 foreign=before.foreign,
-                sharded=any(map(is_sharded, parameters)) or any(map(_is_flat, self.forwards.modules)),
+                sharded=any(map(is_sharded, parameters)) or any(map(self._is_flat, self.forwards.modules)),
                 tensors=before.tensors,
                 probe_seconds=probe.busy,
             )
@@ -345,30 +352,27 @@ def _labels(parameters: list[Any], names: dict[int, str]) -> list[str]:
     return [names.get(id(one), f"parameter {place}") for place, one in enumerate(parameters)]
 
 
-def _state(torch: Any, optimizer: Any, parameters: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of an optimizer's state by name."""
+def _state(torch: Any, optimizer: Any, parameters: list[Any]) -> list[tuple[str, Any]]:
+    """Return the leaves of an optimizer's state by name, in the order of their names."""
     places = {id(one): place for place, one in enumerate(parameters)}
+    found: list[tuple[str, Any]] = []
     for parameter, values in optimizer.state.items():
         place = places.get(id(parameter), parameter if isinstance(parameter, str) else -1)
-        yield from _leaves(torch, f"{place}", values)
+        _add_leaves(torch, f"{place}", values, found)
+    return sorted(found, key=lambda one: one[0])
 
 
-def _leaves(torch: Any, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
+def _add_leaves(torch: Any, name: str, value: Any, found: list[tuple[str, Any]]) -> None:
+    if type(value) is torch.Tensor and not value.dim() and value.is_cpu:
+        found.append((name, value.item()))  # a count of steps: reading it costs less than a digest
+    elif value is None or isinstance(value, (torch.Tensor, bool, int, float, str)):
+        found.append((name, value))
+    elif isinstance(value, dict):
         for key, one in value.items():
-            yield from _leaves(torch, f"{name}.{key}", one)
+            _add_leaves(torch, f"{name}.{key}", one, found)
     elif isinstance(value, (list, tuple)):
         for place, one in enumerate(value):
-            yield from _leaves(torch, f"{name}.{place}", one)
-    elif type(value) is torch.Tensor and not value.dim() and value.device.type == "cpu":
-        yield name, value.item()  # a count of steps: reading it costs less than a digest
-    elif value is None or isinstance(value, (bool, int, float, str, torch.Tensor)):
-        yield name, value
-
-
-def _is_flat(module: Any) -> bool:
-    """Return whether a module is sharded by FSDP's first version, whose parameters do not show it."""
-    return any(type(one).__name__ == "FullyShardedDataParallel" for one in module.modules())
+            _add_leaves(torch, f"{name}.{place}", one, found)
 
 
 def _nobody() -> None:
