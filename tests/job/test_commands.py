@@ -27,6 +27,14 @@ from training.remote import file_sender
 JOB = "cpu-llama-tiny-train"
 
 
+def test_looking_at_jobs_does_not_import_the_trainers_configuration() -> None:
+    """It takes longer to import than these commands take to ask a small cluster."""
+    names = "list, logs, rank0, status, stop, top, why"
+    code = f"import sys; from tools.cli.job import {names}; print({{'pydantic', 'torch'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=repo.root(), capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 def test_the_only_job_needs_no_name(world: NewWorld, cluster: Cluster, yard: Yard) -> None:
     made = world()
     made.log(0, *(STEP.format(n=n) for n in range(3)), seconds=4)

@@ -1,18 +1,19 @@
 """The plan of a job beside what its run does."""
 
+from __future__ import annotations
+
 import json
 import statistics
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
-from tools.cells import outlook
 from tools.core import UserError
 from tools.job.metrics.series import Record
 from tools.job.snapshot import Snapshot
 from tools.kube import Object
-from tools.plan.outlook import Plan
-from training.config import Config, ConfigError
+
+if TYPE_CHECKING:  # slow to import, and most jobs have no plan
+    from tools.plan.outlook import Plan
 
 
 def of(snapshot: Snapshot, records: Sequence[Record]) -> Plan | None:
@@ -23,6 +24,11 @@ def of(snapshot: Snapshot, records: Sequence[Record]) -> Plan | None:
     text = (snapshot.run or {}).get("config")
     if not text or not records:
         return None
+    from pydantic import ValidationError
+
+    from tools.cells import outlook
+    from training.config import Config, ConfigError
+
     ranks = len(records[-1].rank_step_s)
     try:
         plan = outlook.of_job(snapshot.workload, Config.model_validate(json.loads(text)), ranks)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from tools.cli.job import _options
 from tools.core import State, UserError, duration, moment, output
-from tools.job import left, status, top
+from tools.job import status, top
 from tools.job.snapshot import LiveJob, Snapshot, lookup, many
 from tools.job.status import Status
 from tools.kube import Kubectl, Object
@@ -66,6 +66,8 @@ def _progress(seen: Snapshot) -> dict[str, str]:
 
 def _left(kubectl: Kubectl, everywhere: bool, as_json: bool) -> int:
     """Show what jobs leave behind, and the sum of the known prices."""
+    from tools.job import left  # slow to import
+
     found, unseen = left.find(kubectl, everywhere)
     known, unknown = sum(one.price or 0.0 for one in found), sum(one.price is None for one in found)
     if as_json:
