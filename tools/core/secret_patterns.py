@@ -41,6 +41,7 @@ SHAPES = tuple(
 HINTS = re.compile("|".join(re.escape(hint) for shape in SHAPES for hint in shape.hints))
 EXAMPLE, EXAMPLE_HOST = re.compile(_TABLE["example"]), re.compile(_TABLE["example host"])
 FEW_CHARACTERS = 8  # different ones; a real token has more
+SHORT = 256  # characters of a text whose masked form is kept
 
 # A word that ends a secret's name. A variable with a describing word behind it only describes the secret.
 NAME = re.compile(
@@ -111,6 +112,10 @@ def find(text: str, examples: bool = True) -> list[Secret]:
 
 def mask(text: str) -> str:
     """Return `text` with *** for each secret, and for each value behind a secret's name."""
+    return _masked_short(text) if len(text) <= SHORT else _masked(text)
+
+
+def _masked(text: str) -> str:
     if not _TELLING.search(text.lower()):
         return text
     text = _replaced(text, [(secret.start, secret.end) for secret in find(text)])
@@ -119,6 +124,9 @@ def mask(text: str) -> str:
     for pattern in _BEFORE_VALUE:
         text = _replaced(text, _named_values(pattern, _unescaped(text)))
     return text
+
+
+_masked_short = functools.lru_cache(1 << 16)(_masked)  # a thousand pods repeat most of their texts
 
 
 def _unescaped(text: str) -> str:
@@ -136,7 +144,10 @@ def masked(value: Any) -> Any:
                 for after, item in zip(options, value, strict=False)]  # fmt: skip
     if not isinstance(value, dict):
         return value
-    found = {mask(key) if isinstance(key, str) else key: masked(item) for key, item in value.items()}
+    found = {
+        mask(key) if isinstance(key, str) else key: mask(item) if isinstance(item, str) else masked(item)
+        for key, item in value.items()
+    }
     named = [key for key, item in found.items() if isinstance(item, str) and is_secret_name(str(key))]
     named += ["value"] if "value" in found and is_secret_name(str(found.get("name"))) else []
     return found | dict.fromkeys(named, "***")

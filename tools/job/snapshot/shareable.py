@@ -27,7 +27,11 @@ def _without_values(value: Any) -> Any:
         return [_without_values(item) for item in value]
     if not isinstance(value, dict):
         return value
-    found = {key: _without_values(item) for key, item in value.items() if key not in DROPPED}
+    found = {
+        key: _without_values(item) if isinstance(item, (dict, list)) else item
+        for key, item in value.items()
+        if key not in DROPPED
+    }
     if isinstance(found.get("env"), list):
         found["env"] = [_variable(entry) for entry in found["env"]]
     return found

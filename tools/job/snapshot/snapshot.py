@@ -113,9 +113,15 @@ class Snapshot:
 
     def events(self, kind: str, name: str) -> list[Object]:
         """Return the events about one object, newest last."""
-        about = [(event.get("involvedObject") or {}, event) for event in self.of("Event")]
-        found = [event for one, event in about if (one.get("kind"), one.get("name")) == (kind, name)]
-        return sorted(found, key=lambda event: event_time(event) or NEVER)
+        return self._events.get((kind, name), [])
+
+    @cached_property
+    def _events(self) -> dict[tuple[str, str], list[Object]]:
+        found: dict[tuple[str, str], list[Object]] = {}
+        for event in sorted(self.of("Event"), key=lambda event: event_time(event) or NEVER):
+            about = event.get("involvedObject") or {}
+            found.setdefault((str(about.get("kind")), str(about.get("name"))), []).append(event)
+        return found
 
     def job_events(self) -> list[Object]:
         """Return the events about the job, its owner and its own parts, newest last."""
