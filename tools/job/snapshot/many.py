@@ -16,7 +16,7 @@ from tools.kube.kubectl import each
 from tools.kube.selectors import labels_of
 
 MOST = 64  # run directories that are read: each takes a request, which starts python3 in a pod
-SECONDS = 7.0  # for all these requests together
+SECONDS = 5.0  # for all these requests together
 LIVE = "--field-selector=status.phase!=Succeeded,status.phase!=Failed"
 Pods = dict[tuple[str, str, str], list[Object]]
 Runtimes = dict[tuple[str, tuple[str, str]], dict[str, list[Object]]]
