@@ -73,6 +73,7 @@ def test_a_healthy_script_keeps_all_claims(directory: Path) -> None:
     (ROOT / kept).unlink()
 
 
+@pytest.mark.long
 def test_one_claim(directory: Path) -> None:
     done = run(command("--keep checkpoints"), directory)
     assert done.returncode == 0, done.stdout + done.stderr
