@@ -110,6 +110,7 @@ def _build(source: Path, module: Module, target: Path, progress: Progress) -> No
                 fetched = go_build.module(path, version, environment, progress)
                 shutil.copytree(fetched / inside, work / folder)
             flags = ["-v", "-trimpath", "-mod=readonly", "-buildvcs=false", f"-ldflags={module.ldflags}"]
+            flags += ["-gcflags=all=-dwarf=false"]  # the linker drops it, and the compiler saves a tenth of its time
             flags += [f"-tags={','.join(module.tags)}"] * bool(module.tags)
             for packages in (module.packages, *((package,) for package in module.apart)):
                 command = ["go", "build", "-C", str(source), *flags, "-o", f"{work / 'bin'}/", *packages]
