@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import resource
 import signal
@@ -227,6 +228,7 @@ def main() -> None:
     """Answer requests until standard input ends."""
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    logging.getLogger("training").addHandler(logging.NullHandler())  # else hundreds of killed saves print warnings
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     for line in sys.stdin:
