@@ -51,8 +51,8 @@ def convert(model: Trainable, recipe: str, emulate: bool = False) -> int:
         from torchao.float8.float8_linear import Float8Linear
     except ImportError as error:
         raise ConfigError(
-            f"device.float8 is {recipe}, but torchao is not in this image ({error}); "
-            "install torchao 0.18, or write device.float8: off"
+            f"device.float8 is {recipe}, but torchao 0.18 is not in this image ({error}); "
+            "install it, or write device.float8: off"
         ) from error
     chosen = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
     wanted = _fits if emulate else _auto_filter_for_recipe(recipe, [])
