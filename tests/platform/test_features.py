@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.platform.conftest import of_kind
-from tools.cells import matrix
+from tools.cells import kustomize, matrix
 from tools.core import repo
+from tools.core.go_build import Unusable
 from tools.core.verdict import State
 from tools.kube.manifests import Manifests
 from tools.preflight.evaluate import evaluate
@@ -241,13 +242,21 @@ def test_hyperpod_job_is_the_same_pod(
     }
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_components_are_the_same_on_the_oldest_and_newest_kustomize(
     directory: Callable[..., Path], above: Callable[..., list[Object]], objects: Parse
 ) -> None:
     """The Components depend on behaviour that kustomize does not document."""
-    programs = [repo.root() / ".cache/bin" / f"kustomize-{version}" for version in ("5.4.2", "5.8.1")]
-    if not all(program.exists() for program in programs):
-        pytest.skip("the two kustomize versions are not built: run tests/cells first, with Go 1.24 or newer")
+    programs = []
+    for version in ("5.4.2", kustomize.VERSION):
+        program = kustomize.place(repo.root(), version)
+        try:
+            if not program.exists():
+                kustomize.go_install(repo.root(), print, version)
+        except Unusable as reason:
+            pytest.skip(f"kustomize {version} is not available ({reason}): install Go 1.24 or newer")
+        programs.append(program)
     for component in (
         "overlays/feature/hyperpod-job",
         "overlays/feature/trainjob",
