@@ -8,6 +8,7 @@ import torch
 from training.prove.probe.digest import (
     BLOCK,
     EVERY,
+    ROW_BYTES,
     SAMPLED_BYTES,
     SMALL_BYTES,
     WIDTH,
@@ -89,7 +90,7 @@ def test_a_group_is_one_digest_of_its_tensors_in_their_order() -> None:
     assert grouped(torch, [Group([]), Group([small])]) == [grouped(torch, [Group([])])[0], alone[0]]
 
 
-@pytest.mark.parametrize("size", [1, SMALL_BYTES, 3 * SMALL_BYTES + 1])  # of a row, in bytes
+@pytest.mark.parametrize("size", [1, ROW_BYTES, ROW_BYTES + 1])  # of a row, in bytes
 def test_each_row_has_a_digest_of_its_own(size: int) -> None:
     batch = made(4 * size, torch.int8).reshape(4, size)
     batch[2], batch[3, -1] = batch[0], batch[1, -1] + 1

@@ -21,6 +21,7 @@ WIDTH = 251  # words
 BLOCK = 128  # rows: the sums have less than 1 % of the size of the tensor
 EVERY = 8  # rows
 SAMPLED_BYTES = 64 * 1024
+ROW_BYTES = 16 * 1024  # of a sample: up to it, hashing takes less time than the calls for sums
 
 
 class Group(NamedTuple):
@@ -61,9 +62,10 @@ def _flat(tensor: Any) -> Any:
     Raises ValueError if the tensor's memory was freed, as a sharded module frees gathered parameters.
     """
     dense = tensor.is_contiguous()
-    there = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
-    if tensor.numel() and there < (tensor.numel() if dense else 1):
-        raise ValueError("the memory of a tensor was freed")
+    if tensor.is_cpu or tensor.is_cuda:  # tensors of other devices, such as XLA's, may have no storage
+        there = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+        if tensor.numel() and there < (tensor.numel() if dense else 1):
+            raise ValueError("the memory of a tensor was freed")
     if tensor.is_complex():
         tensor = tensor.resolve_conj().resolve_neg()
     if dense and tensor.dim() == 1:
@@ -165,7 +167,7 @@ def rows(torch: Any, tensor: Any, most: int) -> list[str]:
     with torch.no_grad():
         plain = local(tensor)[:most]
         flat, count = _flat(plain), plain.shape[0]
-        if _bytes(flat) > count * SMALL_BYTES:
+        if _bytes(flat) > count * ROW_BYTES:
             return digests(torch, flat.view(count, -1))
         data = content(flat.cpu())
     size = len(data) // count if count else 0
