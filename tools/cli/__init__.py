@@ -47,7 +47,7 @@ def yard() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run `yard` and exit with its code. Every error that the user can correct is one line."""
     sys.excepthook = output.exception
-    gc.set_threshold(100_000)  # objects of a large cluster are many and have no cycles: 700 takes a quarter of the time
+    gc.set_threshold(100_000)  # the answers of a large cluster are many objects without cycles
     for stream in (sys.stdout, sys.stderr):  # the terminal's encoding may lack characters of a log
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
