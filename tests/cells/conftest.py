@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,11 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from tests.parts import renderers
 from tools.cells import kustomize, matrix
 from tools.core import repo
-from tools.core.go_build import Unusable
 
 NONE_HERE = "no kustomize or kubectl on PATH: install kustomize 5.4 or kubectl 1.31, or newer"
-OLDEST = "5.4.2"  # what kubectl 1.31 contains
 Objects = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -27,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(900))
 
 
-BUILT = [pytest.param(version, marks=pytest.mark.long) for version in (OLDEST, kustomize.VERSION)]
+BUILT = [pytest.param(version, marks=pytest.mark.long) for version in renderers.VERSIONS]
 
 
 @pytest.fixture(scope="session", params=["found", *BUILT])
@@ -38,17 +36,8 @@ def builder(request: pytest.FixtureRequest) -> kustomize.Renderer:
         if found is None:
             pytest.skip(NONE_HERE)
         return found
-    program = kustomize.place(repo.root(), request.param)
-    try:
-        if not program.exists():
-            kustomize.go_install(repo.root(), _note, request.param)
-    except Unusable as reason:
-        pytest.skip(f"kustomize {request.param} is not available ({reason}): install Go 1.24 or newer")
+    program = renderers.built(request.param)
     return kustomize.Renderer((str(program), "build"), request.param, "built for the tests")
-
-
-def _note(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.parts import renderers
 from tests.platform.conftest import of_kind
-from tools.cells import kustomize, matrix
+from tools.cells import matrix
 from tools.core import repo
-from tools.core.go_build import Unusable
 from tools.core.verdict import State
 from tools.kube.manifests import Manifests
 from tools.preflight.evaluate import evaluate
@@ -248,15 +248,7 @@ def test_components_are_the_same_on_the_oldest_and_newest_kustomize(
     directory: Callable[..., Path], above: Callable[..., list[Object]], objects: Parse
 ) -> None:
     """The Components depend on behaviour that kustomize does not document."""
-    programs = []
-    for version in ("5.4.2", kustomize.VERSION):
-        program = kustomize.place(repo.root(), version)
-        try:
-            if not program.exists():
-                kustomize.go_install(repo.root(), print, version)
-        except Unusable as reason:
-            pytest.skip(f"kustomize {version} is not available ({reason}): install Go 1.24 or newer")
-        programs.append(program)
+    programs = list(map(renderers.built, renderers.VERSIONS))
     for component in (
         "overlays/feature/hyperpod-job",
         "overlays/feature/trainjob",
