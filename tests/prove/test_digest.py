@@ -74,6 +74,20 @@ def test_the_rows_of_a_matrix_do_not_meet_in_one_column() -> None:
     assert digest(matrix) != digest(matrix[order])
 
 
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, BLOCK - 1, BLOCK, BLOCK + 1, BLOCK + 2, 2 * BLOCK, 2 * BLOCK + 6])
+def test_the_signs_of_all_float64_numbers_are_in_the_digest(rows: int) -> None:
+    """A changed sign changes the highest bit of a word: two of them leave a sum modulo 2^64 as it is."""
+    tensor = made(rows * WIDTH, torch.float64)
+    assert digest(-tensor) != digest(tensor)
+
+
+@pytest.mark.parametrize("rows", [4, 5, BLOCK + 2, BLOCK + 3])
+def test_a_sampled_digest_tells_the_signs_of_float64_numbers_too(rows: int) -> None:
+    tensor = made(rows * EVERY * WIDTH, torch.float64)
+    before, after = grouped(torch, [Group([tensor], EVERY), Group([-tensor], EVERY)])
+    assert before != after
+
+
 def test_type_and_number_of_elements_are_in_the_digest() -> None:
     zeros = [torch.zeros(size, dtype=dtype) for size in (0, 1, 2, 4) for dtype in (torch.float32, torch.int32)]
     assert len({digest(one) for one in zeros}) == len(zeros)

@@ -2,7 +2,9 @@
 
 Small tensors are joined and hashed byte by byte. A large one is folded into rows of 64-bit words, and the sums (modulo
 2^64) of the columns of each block of rows are hashed: one pass over the memory. One changed word changes a sum, and so
-does a moved one: the width of a row is a prime number, so that rows of a matrix do not meet in one column.
+does a moved one: the width of a row is a prime number, so that rows of a matrix do not meet in one column. The number
+of rows in a sum is odd: the signs of float64 numbers are the highest bits of words, and an even number of changed ones
+would leave a sum as it is.
 
 A sampled digest reads one row in several of a tensor above SAMPLED_BYTES. It serves for what the parameters after the
 step show in full as well: gradients, the state of an optimizer, and parameters before a step.
@@ -18,7 +20,7 @@ from typing import Any, NamedTuple
 
 SMALL_BYTES = 4096
 WIDTH = 251  # words
-BLOCK = 128  # rows: the sums have less than 1 % of the size of the tensor
+BLOCK = 127  # rows: the sums have less than 1 % of the size of the tensor
 EVERY = 8  # rows
 SAMPLED_BYTES = 64 * 1024
 ROW_BYTES = 16 * 1024  # of a sample: up to it, hashing takes less time than the calls for sums
@@ -74,9 +76,9 @@ def _flat(tensor: Any) -> Any:
 
 
 def _sums(words: Any, every: int) -> list[Any]:
-    """Return the sums of the columns of each block of rows, those of the rows that are left, and the words after them.
+    """Return the sums of the columns of each block of rows, those of most rows that are left, and the words after them.
 
-    One row in `every` is read, and then nothing after the last whole row. `words` is contiguous.
+    One row in `every` is read, and then nothing after the last row. `words` is contiguous.
     """
     found = []
     row, block = WIDTH * every, BLOCK * WIDTH * every
@@ -85,10 +87,13 @@ def _sums(words: Any, every: int) -> list[Any]:
     if blocks:
         found.append(words.as_strided((blocks, BLOCK, WIDTH), (block, row, 1), start).sum(1).view(-1))
     rows = (size % block + row - WIDTH) // row  # that start and end in what is left
+    if rows % 2 == 0:
+        rows = max(rows - 1, 0)
     if rows:
         found.append(words.as_strided((rows, WIDTH), (row, 1), start + blocks * block).sum(0))
-    if every == 1 and size % WIDTH:
-        found.append(words.as_strided((size % WIDTH,), (1,), start + size - size % WIDTH))
+    after = size - blocks * block - rows * WIDTH
+    if every == 1 and after:
+        found.append(words.as_strided((after,), (1,), start + size - after))
     return found
 
 
