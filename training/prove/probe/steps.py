@@ -356,10 +356,19 @@ def _state(torch: Any, optimizer: Any, parameters: list[Any]) -> list[tuple[str,
     """Return the leaves of an optimizer's state by name, in the order of their names."""
     places = {id(one): place for place, one in enumerate(parameters)}
     found: list[tuple[str, Any]] = []
-    for parameter, values in optimizer.state.items():
-        place = places.get(id(parameter), parameter if isinstance(parameter, str) else -1)
-        _add_leaves(torch, f"{place}", values, found)
+    for holder in _holders(torch, optimizer):
+        for parameter, values in holder.state.items():
+            place = places.get(id(parameter), parameter if isinstance(parameter, str) else -1)
+            _add_leaves(torch, f"{place}", values, found)
     return sorted(found, key=lambda one: one[0])
+
+
+def _holders(torch: Any, optimizer: Any) -> list[Any]:
+    """Return the optimizers whose state decides a step: this one, and those that it steps itself."""
+    inner = [one for one in vars(optimizer).values() if isinstance(one, torch.optim.Optimizer) and one is not optimizer]
+    # It steps an optimizer of its own shard. Its own state is what a load left there, and nothing reads it.
+    unread = any(one.__name__ == "ZeroRedundancyOptimizer" for one in type(optimizer).__mro__)
+    return inner if unread else [optimizer, *inner]
 
 
 def _add_leaves(torch: Any, name: str, value: Any, found: list[tuple[str, Any]]) -> None:
