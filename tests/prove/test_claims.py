@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from training.prove.records import (
     FoundFile,
     Injected,
     Loss,
+    Peers,
     Save,
     Step,
     Uncovered,
@@ -29,6 +31,7 @@ from training.prove.records import (
 )
 
 Runs = dict[str, Run]
+PAIRS = ([0, 1], [2, 3])  # of four ranks
 
 
 @pytest.mark.parametrize("claim", NAMES)
@@ -107,6 +110,25 @@ def stream(runs: Runs, turn: bool = True) -> None:
             whose = (number + turn * (event.step // 6)) % 2
             event.rows = [f"{whose} {event.step % 6} {one}" for one in (0, 1)]
             event.passes, event.indices = None, []
+
+
+def parted(runs: Runs, how: str = "tensor") -> None:
+    """Let both ranks hold parts of one model: rank 1 reads what rank 0 reads, or what rank 0 made of it."""
+    first, second = runs["whole"].ranks
+    for one in (first, second):
+        one.events.append(Peers(how, [0, 1]))
+    read = [replace(event) for event in first.of(Batch)] if how == "tensor" else []
+    second.events = [*(event for event in second.events if not isinstance(event, Batch)), *read]
+    runs["whole"].workers *= 2  # those of the loaders of both ranks
+    every(runs["whole"], Dropout, state=lambda one: f"d{one.step}")
+
+
+def parted_twice(runs: Runs) -> None:
+    """Let four ranks hold two models, and read one batch."""
+    whole = runs["whole"] = run("whole", world=4)
+    without(whole, Batch)
+    for one in whole.ranks:
+        one.events += [*(made.batch(at, at, 0, 2) for at in range(made.STEPS)), Peers("tensor", PAIRS[one.rank // 2])]
 
 
 def augmented(runs: Runs) -> None:
@@ -236,6 +258,27 @@ def test_a_fault_of_one_of_two_optimizers_is_named(what: list[str], state: State
     assert (found.state, found.details["findings"], found.evidence[0]) == (state, [name], f"rank 0: {text}")
 
 
+def test_ranks_of_two_models_may_not_read_one_batch() -> None:
+    found = judge("data", changed(parted_twice))
+    assert found.details["findings"] == ["same-batches"]
+    assert "ranks 0 and 2" in found.evidence[0]
+
+
+def test_replicas_of_parts_are_compared_by_part() -> None:
+    """Ranks 0 and 1 hold stages of one model, and ranks 2 and 3 those of its copy."""
+
+    def staged(runs: Runs, wrong: int | None = None) -> None:
+        parted_twice(runs)
+        for one in runs["whole"].ranks:
+            for step in one.steps:
+                step.parameters_after += f" of stage {one.rank % 2}{' changed' * (one.rank == wrong)}"
+
+    assert judge("world", changed(staged)).state is State.PASS
+    found = judge("world", changed(lambda runs: staged(runs, 3)))
+    assert found.details["findings"] == ["parameters-differ"]
+    assert "ranks 1 and 3" in found.evidence[0]
+
+
 def test_the_worse_rank_decides() -> None:
     def unequal(runs: Runs) -> None:
         for one, changes in zip(runs["whole"].ranks, (False, True), strict=True):
@@ -285,6 +328,8 @@ NEIGHBOURS: dict[str, tuple[str, Callable[[Runs], Any]]] = {
     "dropout that is equal in one step": ("data", lambda r: every(
         r["whole"], Dropout, state=lambda one: "d" if one.step == 2 else one.state)),
     "random numbers that no worker uses": ("data", unused_states),
+    "ranks that hold parts of one model by tensor parallelism": ("data", parted),
+    "ranks that hold stages of one model": ("data", lambda r: parted(r, "pipeline")),
     "a stream that begins anew": ("data", stream),
     "a stream that begins anew in another order": ("data", lambda r: stream(r, turn=False)),
     "a restart between the steps of two optimizers": ("resume", two_optimizers),

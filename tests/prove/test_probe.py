@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.prove.parts import ROOT, launch
-from training.prove.records import Batch, Begin, End, Injected, Loss, Save, Step, Uncovered, World
+from training.prove.records import Batch, Begin, End, Injected, Loss, Peers, Save, Step, Uncovered, World
 
 DDP = ROOT / "tests/prove/scripts/ddp.py"
 
@@ -107,6 +107,42 @@ def test_the_state_of_a_sharded_optimizer_is_that_of_the_one_which_steps(tmp_pat
     assert len(set(whole)) == 4
     assert resumed == whole[2:]
     assert set(whole).isdisjoint(lost[1:])  # the first is as empty as that of the whole run was
+
+
+PARTED = """
+    import sys, torch, torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 4))
+    if "tensor" in sys.argv:
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        step = lambda data: model(data).pow(2).mean().backward()
+    else:
+        rank, model = dist.get_rank(), model[dist.get_rank()]
+        stage = PipelineStage(model, rank, 2, torch.device("cpu"))
+        schedule = ScheduleGPipe(stage, 2, loss_fn=torch.nn.functional.mse_loss)
+        step = lambda data: schedule.step(target=data) if rank else schedule.step(data)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    for number in range(3):
+        step(torch.full((4, 4), number + 1.0))
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("how", "read"), [("tensor", {0: 3, 1: 3}), ("pipeline", {0: 6, 1: 0})])
+def test_ranks_that_hold_parts_of_one_model_are_known(how: str, read: dict[int, int], tmp_path: Path) -> None:
+    """A later stage reads no batch, and the made-up data by which a pipeline learns shapes is none."""
+    done = launch(tmp_path, PARTED, how, steps=9)
+    for rank, count in read.items():
+        assert [(event.how, event.ranks) for event in done.of(rank, Peers)] == [(how, [0, 1])], done.output
+        assert [step.step for step in done.of(rank, Step)] == [1, 2, 3]
+        assert len(done.of(rank, Batch)) == count
+    assert not [event for event in done.all(Uncovered) if event.what in ("batches", "gradients")]
 
 
 PAIR = """

@@ -1,5 +1,6 @@
 """What the starts of a proof recorded, as the judges read it."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from training.prove.records import (
     Injected,
     Loss,
     Outcome,
+    Peers,
     Save,
     Step,
     Uncovered,
@@ -62,6 +64,11 @@ class Rank:
     def batches(self) -> list[Batch]:
         return self.of(Batch)
 
+    @property
+    def peers(self) -> set[int]:
+        """The ranks that hold parts of one model with this one, and this one."""
+        return {self.rank}.union(*(event.ranks for event in self.of(Peers)))
+
     def all_batches(self) -> dict[int, list[str]]:
         """Return the digests of the batches of each step: the key is the number of steps done before it."""
         found: dict[int, list[str]] = {}
@@ -96,6 +103,22 @@ class Run:
     @property
     def saves(self) -> list[tuple[int, Save]]:
         return [(rank.rank, save) for rank in self.ranks for save in rank.of(Save)]
+
+    @property
+    def replicas(self) -> list[list[Rank]]:
+        """The ranks by model: those that hold parts of one model are together."""
+        found: list[list[Rank]] = []
+        for rank in self.ranks:
+            mine = [ranks for ranks in found if any(rank.rank in one.peers or one.rank in rank.peers for one in ranks)]
+            apart = [ranks for ranks in found if ranks not in mine]
+            found = [*apart, [*itertools.chain(*mine), rank]]
+        return found
+
+    @property
+    def readers(self) -> list[Rank]:
+        """Of the ranks of each model, the first that reads batches."""
+        firsts = (next((rank for rank in ranks if rank.batches), None) for ranks in self.replicas)
+        return sorted(filter(None, firsts), key=lambda one: one.rank)
 
     @property
     def sharded(self) -> bool:

@@ -49,6 +49,14 @@ class World:
 
 
 @dataclass
+class Peers:
+    """Ranks that hold parts of one model, this one among them: they read one batch."""
+
+    how: str  # "tensor" or "pipeline"
+    ranks: list[int]
+
+
+@dataclass
 class Batch:
     """One forward call of the outermost module in training mode, with its first tensor."""
 
@@ -174,7 +182,7 @@ class End:
 
 EVENTS = {
     kind.__name__.lower(): kind
-    for kind in (Begin, World, Batch, Worker, Dropout, Loss, Step, Save, Uncovered, Injected, End)
+    for kind in (Begin, World, Peers, Batch, Worker, Dropout, Loss, Step, Save, Uncovered, Injected, End)
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tools.prove.claims import Finding, failed, passed, unknown, warned
 from tools.prove.observed import Proof, Rank, Run, at_random, places, samples
-from training.prove.records import Batch
+from training.prove.records import Batch, Peers
 
 MOST = 0.5  # share of the samples that two ranks have in common, from which on it is no accident
 Passes = dict[int | None, list[str]]
@@ -19,14 +19,25 @@ def judge(proof: Proof) -> list[Finding]:
     """Compare what the ranks of the uninterrupted run read."""
     run = proof.run("whole")
     blind = run.uncovered("batches")
-    readers = [rank for rank in run.ranks if rank.batches]
-    if blind or len(readers) < max(rank.begin.world for rank in run.ranks):
+    readers, replicas = run.readers, run.replicas
+    if blind or len(readers) < len(replicas) or len(run.ranks) < max(rank.begin.world for rank in run.ranks):
         return [unknown(blind or "no batch of a rank was seen")]
     found, evidence = _ranks(readers, places if at_random(readers) else samples)
     found += [*_order(readers), *_dropout(run), *_workers(run)]
+    if found:
+        return found
+    if len(run.ranks) == 1:
+        return [passed("one rank reads all samples", *evidence)]
+    parted = [_parted(ranks) for ranks in replicas if len(ranks) > 1]
     if len(readers) == 1:
-        return found or [passed("one rank reads all samples", *evidence)]
-    return found or [passed(f"{len(readers)} ranks read different batches", *evidence)]
+        return [passed("the ranks hold parts of one model and read one batch", *parted, *evidence)]
+    who = f"{len(readers)} replicas of several ranks each" if parted else f"{len(readers)} ranks"
+    return [passed(f"{who} read different batches", *parted[:4], *evidence)]
+
+
+def _parted(ranks: list[Rank]) -> str:
+    how = sorted({event.how for rank in ranks for event in rank.of(Peers)})
+    return f"ranks {', '.join(str(one.rank) for one in ranks)} hold parts of one model: {' and '.join(how)} parallel"
 
 
 def _ranks(readers: list[Rank], named: Naming) -> tuple[list[Finding], list[str]]:
@@ -125,7 +136,8 @@ def _order(readers: list[Rank]) -> list[Finding]:
 
 def _dropout(run: Run) -> list[Finding]:
     states: dict[int, dict[int, str]] = defaultdict(dict)
-    for rank, event in run.dropouts():
+    readers = {rank.rank for rank in run.readers}
+    for rank, event in (one for one in run.dropouts() if one[0] in readers):
         states[event.step].setdefault(rank, event.state)
     compared = {step: row for step, row in states.items() if len(row) > 1}
     if not compared or any(len(set(row.values())) > 1 for row in compared.values()):
@@ -141,8 +153,9 @@ def _workers(run: Run) -> list[Finding]:
     for one in run.workers:
         if one.used:
             seen[one.loader, one.source, one.state].append(f"worker {one.worker} in pass {one.passes}")
+    together = max(map(len, run.replicas))  # ranks whose loaders read the same samples
     for (_, source, state), workers in seen.items():
-        if len(workers) > 1:
+        if len(workers) > together:
             text = f"{source} has the state {state} in {', '.join(workers[:4])} of all ranks"
             return [warned("equal-augmentation", "workers of a loader draw the same random numbers", text)]
     return []

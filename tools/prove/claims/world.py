@@ -1,5 +1,7 @@
 """Claim 2: all ranks form one world and train one model."""
 
+from collections.abc import Iterator
+
 from tools.prove.claims import Finding, failed, passed, unknown
 from tools.prove.observed import Proof, Rank, Run, by_step
 
@@ -18,8 +20,14 @@ def judge(proof: Proof) -> list[Finding]:
         return [unknown(f"{started} ranks were started; no step was seen of rank {', '.join(map(str, silent[:8]))}")]
     blind = run.uncovered("collectives")
     found = _group(run, started) or [*_collectives(run, blind), *_equal(run)]
-    kept = "sharded parameters are not compared" if run.sharded else "parameters are equal in each step"
-    return found or [passed(f"{started} ranks form one world; collectives run in each step; {kept}")]
+    return found or [passed(f"{started} ranks form one world; collectives run in each step; {_kept(run)}")]
+
+
+def _kept(run: Run) -> str:
+    if run.sharded:
+        return "sharded parameters are not compared"
+    parted = len(run.replicas) < len(run.ranks)
+    return "the parts of a model are not compared" if parted else "parameters are equal in each step"
 
 
 def _group(run: Run, started: int) -> list[Finding]:
@@ -52,8 +60,7 @@ def _equal(run: Run) -> list[Finding]:
     """Compare replicated parameters over the ranks, step by step."""
     if run.sharded:
         return []
-    first, *others = run.ranks
-    for other in others:
+    for first, other in _copies(run):
         pairs = zip(first.steps, other.steps, strict=False)
         for left, right in pairs:
             if left.parameters_after == right.parameters_after:
@@ -62,6 +69,13 @@ def _equal(run: Run) -> list[Finding]:
                 return [unknown("the ranks hold different parameters: they cannot be compared")]
             return [_differ(first, other, left.step)]
     return []
+
+
+def _copies(run: Run) -> Iterator[tuple[Rank, Rank]]:
+    """Yield pairs of ranks that hold the same part of the model."""
+    first, *others = run.replicas
+    for other in others:
+        yield from zip(first, other, strict=False)
 
 
 def _differ(first: Rank, other: Rank, step: int) -> Finding:

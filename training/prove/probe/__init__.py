@@ -14,6 +14,7 @@ from .batches import Forwards
 from .ends import Ends
 from .imports import on_import
 from .loaders import Loaders
+from .parts import Parts
 from .saves import Saves
 from .state import Probe
 from .steps import Steps
@@ -41,11 +42,13 @@ def _on_torch(probe: Probe, saves: Saves, torch: Any) -> None:
     random_state.seed_torch(torch, random_state.early_rank())
     world = World(probe)
     loaders = Loaders(probe)
-    forwards = Forwards(probe, world, loaders)
+    parts = Parts(probe)
+    forwards = Forwards(probe, world, loaders, parts)
     steps = Steps(probe, forwards, world, saves)
     probe.safe("saves")(saves.install_torch)(torch)
     probe.safe("batches")(loaders.install)()
     probe.safe("collectives")(world.install)(torch.distributed)
+    probe.safe("batches")(parts.install)()
     probe.safe("batches")(forwards.install)()
     probe.safe("optimizer")(steps.install)()
     probe.ends.final = probe.safe("optimizer")(steps.last_parameters)

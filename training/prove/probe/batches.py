@@ -10,6 +10,7 @@ from .. import records
 from . import random_state, samples
 from .digest import digests
 from .loaders import Loaders
+from .parts import Parts
 from .state import Probe
 from .world import World
 
@@ -17,8 +18,8 @@ from .world import World
 class Forwards:
     """Follows forward calls. Calls inside another one, and those that backward repeats, are not counted."""
 
-    def __init__(self, probe: Probe, world: World, loaders: Loaders) -> None:
-        self.probe, self.world, self.loaders = probe, world, loaders
+    def __init__(self, probe: Probe, world: World, loaders: Loaders, parts: Parts) -> None:
+        self.probe, self.world, self.loaders, self.parts = probe, world, loaders, parts
         self.torch = probe.torch
         self.open: Any = None
         self.modules: weakref.WeakSet[Any] = weakref.WeakSet()  # outermost modules that ran in training mode
@@ -61,7 +62,7 @@ class Forwards:
         self.since_step += 1
         self.probe.forward_calls += 1
         self._dropout(module)
-        data = samples.main(self.torch, args, keywords)
+        data = samples.main(self.torch, args, keywords) if self.parts.reads(module) else None
         if data is None:
             return
         digest = digests(self.torch, [data])[0]

@@ -116,11 +116,11 @@ class Steps:
 
     def _loss(self, tensors: Any) -> list[tuple[Any, _Written]]:
         """Note the loss. Return the gradients of each optimizer as they are before backward."""
-        if in_backward(self.torch):
+        if in_backward(self.torch) or self.forwards.parts.trying:
             return []
         self.probe.backward_calls += 1
         first = tensors if isinstance(tensors, self.torch.Tensor) else next(iter(tensors or ()), None)
-        if first is not None and first.numel() == 1:
+        if isinstance(first, self.torch.Tensor) and first.numel() == 1:
             self.losses.append((self.probe.step, first.detach().clone().reshape(())))
         if not self.probe.started:
             self._flush()
@@ -213,6 +213,7 @@ class Steps:
         found, (gradient, kept) = self._parameters_of(optimizer).before(
             parameters, [Group(gradients, EVERY), Group(held, EVERY)]
         )
+        self.forwards.parts.look(optimizer, parameters, list(self.forwards.modules))
         labels = _labels(parameters, names)
         self.before = _Before(
             parameters=hashed(*found),
