@@ -131,6 +131,13 @@ def parted_twice(runs: Runs) -> None:
         one.events += [*(made.batch(at, at, 0, 2) for at in range(made.STEPS)), Peers("tensor", PAIRS[one.rank // 2])]
 
 
+def averaged(runs: Runs) -> None:
+    """Let the ranks have equal parameters after every fourth step only."""
+    for one in runs["whole"].ranks:
+        for step in one.steps:
+            step.parameters_after += f" of rank {one.rank}" * bool(step.step % 4)
+
+
 def augmented(runs: Runs) -> None:
     """Change the values of samples in each pass and start. Their places in the data set stay."""
     for name in ("whole", "world"):
@@ -279,6 +286,22 @@ def test_replicas_of_parts_are_compared_by_part() -> None:
     assert "ranks 1 and 3" in found.evidence[0]
 
 
+@pytest.mark.parametrize("place", ["temporary", "final"])
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_restart_with_a_command_of_its_own_needs_a_checkpoint(resume: bool, place: str) -> None:
+    """After the first save was torn there is none, but for a file that was torn in its final place."""
+
+    def refuse(runs: Runs) -> None:
+        not_taken(runs, "torn-first-again")
+        if place == "temporary":
+            runs["torn-first"].injected("torn-save")[0].path += ".tmp"
+
+    proof = replace(changed(refuse), resume=resume)
+    verdict = judge("torn", proof)
+    assert verdict.state is (State.PASS if resume and place == "temporary" else State.FAIL)
+    assert "damaged" in " ".join(verdict.evidence)
+
+
 def test_the_worse_rank_decides() -> None:
     def unequal(runs: Runs) -> None:
         for one, changes in zip(runs["whole"].ranks, (False, True), strict=True):
@@ -330,6 +353,7 @@ NEIGHBOURS: dict[str, tuple[str, Callable[[Runs], Any]]] = {
     "random numbers that no worker uses": ("data", unused_states),
     "ranks that hold parts of one model by tensor parallelism": ("data", parted),
     "ranks that hold stages of one model": ("data", lambda r: parted(r, "pipeline")),
+    "ranks that train apart and are averaged": ("world", averaged),
     "a stream that begins anew": ("data", stream),
     "a stream that begins anew in another order": ("data", lambda r: stream(r, turn=False)),
     "a restart between the steps of two optimizers": ("resume", two_optimizers),
@@ -501,6 +525,8 @@ def test_a_first_step_without_a_rate_is_told_from_none() -> None:
          "ModuleNotFoundError: No module named 'x'\n    sys.exit(run())\nChildFailedError: \n", "ModuleNotFoundError"),
         ("[rank1]: ValueError: no\n[rank1]:     raise RuntimeError\n", "ValueError: no"),
         ("step 1\nstep 2\n", "step 2"),
+        ("step 1\nterminate called after throwing 'X'\n  what():  no room\n=====\n-----\n", "what(): no room"),
+        ("Root cause\n  Signal 6 (SIGABRT) received\n=====\n", "Signal 6 (SIGABRT) received"),
     ],
 )  # fmt: skip
 def test_the_complaint_of_a_log(log: str, said: str) -> None:

@@ -74,6 +74,31 @@ def test_gradients_that_a_script_writes_itself_are_not_kept_ones(tmp_path: Path)
     assert not any(step.accumulated for step in steps)
 
 
+COMPILED = """
+    import torch
+    for how in ("function", "method", "whole graph"):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.1), torch.nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if how == "method":
+            model.compile(backend="aot_eager")
+        else:
+            model = torch.compile(model, backend="aot_eager", fullgraph=how == "whole graph")
+        for step in range(3):
+            model(torch.full((2, 4), step + 1.0)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def test_a_compiled_model_is_followed_and_compiles_as_without_the_probe(tmp_path: Path) -> None:
+    done = launch(tmp_path, COMPILED, ranks=0, steps=20)
+    assert done.exit_code == 0, done.output
+    assert [batch.step for batch in done.of(0, Batch)] == list(range(9))
+    assert [step.forwards for step in done.of(0, Step)] == [1] * 9
+    assert done.of(0, Uncovered) == []
+
+
 SHARDED = """
     import copy, torch
     import torch.distributed as dist

@@ -27,7 +27,11 @@ from training.prove.records import (
 
 TABLE: dict[str, Any] = tables.load("prove/claims.yaml")
 TAIL_BYTES = 256 << 10
-_ERROR = re.compile(r"\b[\w.]{0,100}(?:Error|Exception|Exit|Interrupt)\b:? ?.*|^.*\b(?:error|fatal):.*", re.IGNORECASE)
+_ERROR = re.compile(
+    r"\b[\w.]{0,100}(?:Error|Exception|Exit|Interrupt)\b:? ?.*|^.*\b(?:error|fatal):.*"
+    r"|^terminate called .*|^what\(\): .*|^Segmentation fault.*",
+    re.IGNORECASE,
+)
 _LAUNCHER = re.compile(r"ChildFailedError|elastic\.multiprocessing|CalledProcessError|SignalException")
 
 
@@ -153,7 +157,7 @@ class Run:
     def complaint(self) -> str:
         """Return the last line of the log that names an error, else its last line, else an empty text."""
         lines = [re.sub(r"^\[(?:rank|default)?\d+\]: ?", "", line) for line in self.log.splitlines()]
-        lines = [line.strip() for line in lines if line.strip() and not line.startswith("    ")]  # code of a traceback
+        lines = [line.strip() for line in lines if re.search(r"\w", line) and not line.startswith("    ")]  # no code
         errors = [found[0] for line in lines if not _LAUNCHER.search(line) and (found := _ERROR.search(line))]
         return output.short((errors or lines or [""])[-1], 200)
 
@@ -193,6 +197,7 @@ class Proof:
     grace: float = 30.0
     notes: dict[str, str] = field(default_factory=dict)  # start -> why it was not planned
     asked: int = 1  # the ranks of a node that the command names
+    resume: bool = False  # a restart has a command of its own
 
     def run(self, name: str) -> Run:
         """Return a start. One that was not carried out has no outcome."""

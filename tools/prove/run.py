@@ -51,7 +51,8 @@ def judged(made: Plan, notes: dict[str, str], options: Options, out: Path, secon
     """Return what the records in `out` prove. `notes` say why starts are not in the plan."""
     whole = observed.read("whole", out / "whole")
     runs = {name: observed.read(name, out / name) for name in TABLE["starts"]}
-    proof = Proof(runs, made.steps, made.grace, notes, trials.asked(made.starts[0].command))
+    asked = trials.asked(made.starts[0].command)
+    proof = Proof(runs, made.steps, made.grace, notes, asked, bool(options.resume))
     verdicts = [claims.judge(name, proof) for name in options.claims]
     figures = {**figures_of(whole), "seconds of the proof": round(seconds, 1)}
     versions = next((end.versions for end in whole.ends()), {})

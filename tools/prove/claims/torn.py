@@ -21,9 +21,16 @@ def _restart(proof: Proof, name: str) -> list[Finding]:
         return [unknown(reason)]
     event = torn.injected("torn-save")[0]
     what = f"{event.path} of step {event.step} was cut from {event.whole} to {event.bytes} bytes"
+    if not again.trained and name == "torn-first" and proof.resume and _was_temporary(event.path, whole):
+        return [passed("", f"{what}; there was no older checkpoint: the restart says {again.complaint()}")]
     if not again.trained:
         return [never_starts(again, what)]
     return [_place(again, torn, whole, what, event.step, name == "torn-first")]
+
+
+def _was_temporary(path: str, whole: Run) -> bool:
+    """Return whether a file that a save writes is gone after the save, as one that is renamed."""
+    return whole.outcome is not None and path not in {one.path for one in whole.outcome.files}
 
 
 def _place(again: Run, torn: Run, whole: Run, what: str, step: int, first: bool) -> Finding:

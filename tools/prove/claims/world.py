@@ -26,6 +26,9 @@ def judge(proof: Proof) -> list[Finding]:
 def _kept(run: Run) -> str:
     if run.sharded:
         return "sharded parameters are not compared"
+    apart = _apart(run)
+    if apart:
+        return f"ranks train apart and have equal parameters again after step {apart}"
     parted = len(run.replicas) < len(run.ranks)
     return "the parts of a model are not compared" if parted else "parameters are equal in each step"
 
@@ -58,7 +61,7 @@ def _collectives(run: Run, blind: str) -> list[Finding]:
 
 def _equal(run: Run) -> list[Finding]:
     """Compare replicated parameters over the ranks, step by step."""
-    if run.sharded:
+    if run.sharded or _apart(run):
         return []
     for first, other in _copies(run):
         pairs = zip(first.steps, other.steps, strict=False)
@@ -69,6 +72,19 @@ def _equal(run: Run) -> list[Finding]:
                 return [unknown("the ranks hold different parameters: they cannot be compared")]
             return [_differ(first, other, left.step)]
     return []
+
+
+def _apart(run: Run) -> int | None:
+    """Return the first step after which ranks that trained apart have equal parameters again: they were averaged."""
+    found = []
+    for first, other in _copies(run):
+        pairs = zip(first.steps, other.steps, strict=False)
+        same = [left.parameters_after == right.parameters_after for left, right in pairs]
+        again = next((at for at, one in enumerate(same) if one and not all(same[:at])), None)
+        if again is None and not all(same):
+            return None
+        found.append(again or 0)
+    return max(found, default=0) + 1 if any(found) else None
 
 
 def _copies(run: Run) -> Iterator[tuple[Rank, Rank]]:

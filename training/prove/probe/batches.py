@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from typing import Any
@@ -16,7 +17,10 @@ from .world import World
 
 
 class Forwards:
-    """Follows forward calls. Calls inside another one, and those that backward repeats, are not counted."""
+    """Follows forward calls. Calls inside another one, and those that backward repeats, are not counted.
+
+    The hooks ask first whether torch compiles: it would compile what they read after that into the script's model.
+    """
 
     def __init__(self, probe: Probe, world: World, loaders: Loaders, parts: Parts) -> None:
         self.probe, self.world, self.loaders, self.parts = probe, world, loaders, parts
@@ -33,19 +37,49 @@ class Forwards:
         module = self.torch.nn.modules.module
         module.register_module_forward_pre_hook(self.before)
         module.register_module_forward_hook(self.after)
+        self._wrap_compile(self.torch.nn.Module)
+
+    def _wrap_compile(self, kind: Any) -> None:
+        """Follow modules that compile their whole call, hooks included."""
+        if not hasattr(kind, "compile"):
+            return
+        made = kind.compile
+
+        @functools.wraps(made)
+        def compile_call(module: Any, *args: Any, **kwargs: Any) -> None:
+            made(module, *args, **kwargs)
+            compiled = module._compiled_call_impl
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if compiling(self.torch):
+                    return compiled(*args, **kwargs)
+                if self._begins(module):
+                    self._see(module, args, kwargs)
+                result = compiled(*args, **kwargs)
+                self.after(module, args, result)
+                return result
+
+            module._compiled_call_impl = call
+
+        kind.compile = compile_call
 
     def before(self, module: Any, args: Any) -> None:
         """Global hook before each forward call of a module."""
-        if (self.open is not None and self.open() is not None) or compiling(self.torch):
-            return
+        if not compiling(self.torch) and self._begins(module):
+            self._see(module, args, _keywords(sys._getframe(1)))
+
+    def _begins(self, module: Any) -> bool:
+        """Return whether an outermost call in training mode begins."""
+        if self.open is not None and self.open() is not None:
+            return False
         if not module.training or not self.torch.is_grad_enabled() or in_backward(self.torch):
-            return
+            return False
         self.open = weakref.ref(module)
-        self._see(module, args, _keywords(sys._getframe(1)))
+        return True
 
     def after(self, module: Any, args: Any, output: Any) -> None:
         """Global hook after each forward call."""
-        if self.open is not None and self.open() is module and not compiling(self.torch):
+        if not compiling(self.torch) and self.open is not None and self.open() is module:
             self.open = None
 
     def reset(self) -> None:
