@@ -261,6 +261,35 @@ def test_each_save_is_recorded_once(how: str, kind: str, names: list[str], overw
     assert all(save.bytes > 0 and save.step >= 1 for save in saves)
 
 
+LATE = """
+    import threading, torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.filesystem import FileSystem
+
+    create, stepped = FileSystem.create_stream, threading.Event()
+    def create_late(system, path, mode):
+        stepped.wait(60)
+        return create(system, path, mode)
+    FileSystem.create_stream = create_late
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+        if step == 1:
+            saved = dcp.async_save({"model": model.state_dict()}, checkpoint_id="checkpoint-2")
+    stepped.set()
+    saved.result()
+"""
+
+
+def test_a_save_that_later_steps_overtake_is_of_its_own_step(tmp_path: Path) -> None:
+    done = launch(tmp_path, LATE, ranks=0, steps=9)
+    assert [(Path(save.path).name, save.step) for save in done.of(0, Save)] == [
+        ("__0_0.distcp", 2), (".metadata.tmp", 2),
+    ], done.output  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("how", "torn", "whole"),
     [

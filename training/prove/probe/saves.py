@@ -44,6 +44,7 @@ class Saves:
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
         self._opened: dict[str, _Opened] = {}
+        self._begun: dict[str, int] = {}  # directory of an asynchronous save -> the step whose state it holds
         self._lock = threading.RLock()
         self._thread = threading.local()
         self._open = probe.safe("saves")(self._on_open)
@@ -56,6 +57,7 @@ class Saves:
         sys.addaudithook(self._audit)
         on_import("safetensors.torch", self.probe.safe("saves")(self._wrap_safetensors))
         on_import("torch.distributed.checkpoint.filesystem", self.probe.safe("saves")(self._wrap_streams))
+        on_import("torch.distributed.checkpoint.state_dict_saver", self.probe.safe("saves")(self._wrap_async))
 
     def install_torch(self, torch: Any) -> None:
         """Wrap torch.save, which writes in C++."""
@@ -96,6 +98,21 @@ class Saves:
 
         module.FileSystem.create_stream = create_stream
 
+    def _wrap_async(self, module: Any) -> None:
+        """Note the step of a save that writes while later steps run."""
+        if not hasattr(module, "async_save"):
+            return
+        save = module.async_save
+
+        @functools.wraps(save)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            place = kwargs.get("checkpoint_id") or getattr(kwargs.get("storage_writer"), "path", None)
+            if isinstance(place, (str, os.PathLike)):
+                self._begun[os.path.abspath(os.fsdecode(place))] = self.probe.step
+            return save(*args, **kwargs)
+
+        module.async_save = call
+
     @property
     def _inside(self) -> bool:
         return bool(getattr(self._thread, "inside", False))
@@ -107,7 +124,8 @@ class Saves:
         self.settle()
         with self._lock:
             before = self._opened.pop(path, None)
-        opened = before or _Opened(time.monotonic(), self.probe.step, _size(path) > 0)
+        step = self._begun.get(os.path.dirname(path), self.probe.step)
+        opened = before or _Opened(time.monotonic(), step, _size(path) > 0)
         self._thread.inside = True
         self.probe.saving += 1
         try:
