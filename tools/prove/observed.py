@@ -161,9 +161,10 @@ class Run:
         errors = [found[0] for line in lines if not _LAUNCHER.search(line) and (found := _ERROR.search(line))]
         return output.short((errors or lines or [""])[-1], 200)
 
-    def need(self) -> str:
-        """Return what the log says that the script needs: `cuda`, `network`, `stdin`, `torch`, or nothing."""
-        found = (need for need, rows in TABLE["needs"].items() if any(re.search(row, self.log) for row in rows))
+    def need(self, text: str | None = None) -> str:
+        """Return what the log, or a part of it, says that the script needs, by the names of the table, or nothing."""
+        said = self.log if text is None else text
+        found = (need for need, rows in TABLE["needs"].items() if any(re.search(row, said) for row in rows))
         return next(found, "")
 
     def missing(self) -> str:

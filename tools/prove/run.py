@@ -68,6 +68,7 @@ def _on_stand_in(made: Plan, without: Run, out: Path) -> tuple[Plan, Run]:
     whole = observed.read("whole", out / "whole")
     if whole.trained:
         return changed, whole
+    output.note(f"the script takes no step with the stand-in either: {claims.masked(whole.complaint())}")
     shutil.rmtree(out / "whole")
     (out / "without-cuda").rename(out / "whole")
     return made, without

@@ -36,6 +36,8 @@ def _no_step(run: Run) -> Finding:
     if outcome.ended_by != "itself":
         text = outcome.reason or f"it was ended after {outcome.seconds:.0f} s"
         return unknown(f"no optimizer step was seen: {text}", *said)
+    if outcome.exit_code != 0 and run.need(run.complaint()) == "cuda":
+        return unknown("the script needs CUDA, and it takes no step with the stand-in for CUDA either", *said)
     if outcome.exit_code != 0:
         return failed("failed", f"the script ended with exit code {outcome.exit_code} before its first step", *said)
     if not run.ranks:

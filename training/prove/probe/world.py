@@ -13,6 +13,7 @@ from .state import Probe
 
 SHORT_SECONDS = 5.0  # a launcher may then wait 30 s for ranks that do not end on SIGTERM
 DEFAULT_SECONDS = 1800.0  # of gloo; torch.distributed.constants.default_pg_timeout
+NCCL_SECONDS = 600.0  # torch.distributed.constants.default_pg_nccl_timeout, which is None without CUDA
 
 
 class World:
@@ -21,6 +22,7 @@ class World:
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
         self.timeout = 0.0
+        self.asked = ""  # the backend that the script asked for: a stand-in gives it another one
         self.shortened = False
         self._limited: list[Any] = []  # groups with a time-out of the script's own
         self._last: tuple[int, int] | None = None
@@ -57,6 +59,7 @@ class World:
         seconds = set_to.total_seconds() if isinstance(set_to, datetime.timedelta) else 0.0
         if default:
             self.timeout = seconds
+            self.asked = str(given.arguments.get("backend") or "nccl").lower()
         if seconds > SHORT_SECONDS and seconds != DEFAULT_SECONDS:
             self._limited.append(self.probe.distributed.group.WORLD if default else result)
 
@@ -87,7 +90,7 @@ class World:
                 size=now[0],
                 rank=int(distributed.get_rank()),
                 backend=backend,
-                timeout=self.timeout or _default_timeout(module, backend),
+                timeout=self.timeout or self._default_timeout(module, backend),
                 groups=now[1],
                 shortened=self.shortened,
             )
@@ -112,8 +115,9 @@ class World:
         before, self._count = self._count, count
         return count - (before or 0)
 
-
-def _default_timeout(module: Any, backend: str) -> float:
-    """Return the time-out in seconds of a group for which the script set none."""
-    find = getattr(module, "_get_default_timeout", None)
-    return float(find(backend).total_seconds()) if find else DEFAULT_SECONDS
+    def _default_timeout(self, module: Any, backend: str) -> float:
+        """Return the time-out in seconds of a group for which the script set none."""
+        if self.probe.stand_in and "nccl" in self.asked:
+            return NCCL_SECONDS
+        find = getattr(module, "_get_default_timeout", None)
+        return float(find(backend).total_seconds()) if find else DEFAULT_SECONDS

@@ -42,7 +42,6 @@ class Places:
             tensor.cpu: self._to_cpu,
             tensor.type: self._type,
             tensor.pin_memory: lambda _, arguments, __: arguments[0],
-            tensor.record_stream: lambda *_: None,
             tensor.is_cuda.__get__: self._is_cuda,
             tensor.device.__get__: self._device,
             tensor.get_device: self._index,
@@ -71,6 +70,7 @@ class Places:
 
         threading.Thread._bootstrap_inner = bootstrap  # type: ignore[attr-defined]
         self.torch.Tensor.pin_memory = lambda tensor, device=None: tensor
+        self.torch.Tensor.record_stream = lambda tensor, stream: None
         self.torch.Tensor.backward = _backward(self.torch)
 
     # Devices
