@@ -204,6 +204,42 @@ def test_only_backward_keeps_gradients(how: tuple[str, ...], kept: set[int], unk
     assert [event.what for event in done.of(0, Uncovered)] == ["gradients"] * unknown
 
 
+LOADED = """
+    import sys, torch
+    from torch.utils.data import DataLoader
+
+    how, skipped = sys.argv[1], int(sys.argv[2])
+    def prefetched(batches):
+        now = next(batches)
+        for later in batches:
+            yield now
+            now = later
+        yield now
+    loader = DataLoader(torch.arange(24.0).reshape(12, 2), batch_size=2, shuffle=True)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(2):
+        batches = iter(loader)
+        for _ in range(0 if number else skipped):
+            next(batches)
+        for batch in prefetched(batches) if how == "prefetched" else batches:
+            print("rows", *(int(row[0]) // 2 for row in batch), flush=True)
+            model(batch * 3 + 1).sum().backward()
+            optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "skipped"), [("plain", 0), ("prefetched", 0), pytest.param("plain", 4, marks=pytest.mark.long)]
+)
+def test_a_batch_that_the_script_changes_is_known_by_its_place(how: str, skipped: int, tmp_path: Path) -> None:
+    """Its content is not that of the loader. A script may read the next batch first, or skip batches at a restart."""
+    done = launch(tmp_path, LOADED, how, str(skipped), ranks=0, steps=20, restart=skipped > 0)
+    due = [line.split()[1:] for line in done.output.splitlines() if line.startswith("rows")]
+    assert len(due) == 12 - skipped
+    assert [batch.indices for batch in done.of(0, Batch)] == due
+
+
 SAVES = """
     import io, os, sys, pickle, torch
     from safetensors.torch import save_file

@@ -195,6 +195,7 @@ class Trial:
             "fault": asdict(self.fault) if self.fault else None,
             "stand_in": self.plan.stand_in,
             "kept": self.plan.keep,
+            "restart": self.start.source is not None,
         }
 
     def _variables(self, node: int, instructions: Path) -> dict[str, str]:

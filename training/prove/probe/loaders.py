@@ -35,6 +35,9 @@ class Pass:
     batches: deque[list[str]] = field(default_factory=deque)  # indices of the samples that were drawn, not yet yielded
     first: list[str] = field(default_factory=list)
     over: bool = False
+    read: int = 0  # batches that the script read
+    used: int = 0  # of these, how many the model has had, with those that were skipped
+    ahead: int | None = None  # how many the script reads before the model has one; None: not known yet
 
     @property
     def order(self) -> str | None:
@@ -56,6 +59,7 @@ class Place:
 
     of: Pass = field(default_factory=lambda: Pass(None))
     indices: list[str] = field(default_factory=list)
+    number: int = 0  # of the batch in its pass, from 1
 
 
 class Loaders:
@@ -123,16 +127,37 @@ class Loaders:
         of = self.of.get(iterator)
         if of is None:
             return
-        place = Place(of, of.batches.popleft() if of.batches else [])
+        of.read += 1
+        place = Place(of, of.batches.popleft() if of.batches else [], of.read)
         if not self.torch.is_grad_enabled():
             return
         data = samples.main(self.torch, [batch], {})
         self.recent.append((digests(self.torch, [data])[0] if data is not None else "", place))
 
     def place(self, digest: str) -> Place:
-        """Return where a batch of this content comes from: else the batch that was read last."""
+        """Return where a batch of this content comes from, or where one comes from that the script has changed."""
+        if not self.recent:
+            return Place()
         found = next((place for known, place in reversed(self.recent) if known == digest), None)
-        return found or (self.recent[-1][1] if self.recent else Place())
+        last = self.recent[-1][1]
+        if found is None:
+            number = self._next(last.of)
+            mine = (place for _, place in self.recent if place.of is last.of)
+            found = next((place for place in mine if place.number == number), last)
+        found.of.used = max(found.of.used, found.number)
+        return found
+
+    def _next(self, of: Pass) -> int:
+        """Return the number of the batch that the model has now: the last one, or one before it if a script prefetches.
+
+        A restart may skip batches. Then it reads several before the first one that the model has.
+        """
+        if of.ahead is None:
+            waiting = max(of.read - of.used - 1, 0)
+            skipped = self.probe.restart and of.number in (0, None) and waiting > 1
+            of.ahead = 0 if skipped or waiting >= _AHEAD else waiting
+        number = of.read - of.ahead
+        return min(of.used + 1, of.read) if of.ahead and number <= of.used else number
 
     # Workers
 

@@ -45,6 +45,7 @@ class Probe:
     fault: Fault
     stand_in: bool
     kept: list[str]
+    restart: bool = False  # this start finds what an earlier one saved
     loaded: float = field(default_factory=time.monotonic)
     pid: int = field(default_factory=os.getpid)
     launched: dict[str, int] = field(default_factory=lambda: _launched())  # kept: a script may remove the variables
@@ -204,4 +205,5 @@ def read(path: str) -> Probe:
         fault=Fault(fault.get("kind", ""), fault.get("rank", 0), fault.get("step"), fault.get("save")),
         stand_in=bool(data.get("stand_in")),
         kept=list(data.get("kept", [])),
+        restart=bool(data.get("restart")),
     )
