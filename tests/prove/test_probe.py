@@ -159,7 +159,9 @@ PARTED = """
 """
 
 
-@pytest.mark.parametrize(("how", "read"), [("tensor", {0: 3, 1: 3}), ("pipeline", {0: 6, 1: 0})])
+@pytest.mark.parametrize(
+    ("how", "read"), [("tensor", {0: 3, 1: 3}), pytest.param("pipeline", {0: 6, 1: 0}, marks=pytest.mark.long)]
+)
 def test_ranks_that_hold_parts_of_one_model_are_known(how: str, read: dict[int, int], tmp_path: Path) -> None:
     """A later stage reads no batch, and the made-up data by which a pipeline learns shapes is none."""
     done = launch(tmp_path, PARTED, how, steps=9)
@@ -230,7 +232,8 @@ LOADED = """
 
 
 @pytest.mark.parametrize(
-    ("how", "skipped"), [("plain", 0), ("prefetched", 0), pytest.param("plain", 4, marks=pytest.mark.long)]
+    ("how", "skipped"),
+    [("prefetched", 0), *(pytest.param("plain", number, marks=pytest.mark.long) for number in (0, 4))],
 )
 def test_a_batch_that_the_script_changes_is_known_by_its_place(how: str, skipped: int, tmp_path: Path) -> None:
     """Its content is not that of the loader. A script may read the next batch first, or skip batches at a restart."""
@@ -238,6 +241,36 @@ def test_a_batch_that_the_script_changes_is_known_by_its_place(how: str, skipped
     due = [line.split()[1:] for line in done.output.splitlines() if line.startswith("rows")]
     assert len(due) == 12 - skipped
     assert [batch.indices for batch in done.of(0, Batch)] == due
+
+
+LISTS = """
+    import torch
+    from torch.utils.data import DataLoader
+
+    class Sizes(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 1)
+        def forward(self, images, targets):
+            return sum(self.layer(image.mean((1, 2))).sum() + target for image, target in zip(images, targets))
+    rows = [(torch.full((3, 2 + number % 2, 4), float(number)), 1.0) for number in range(12)]
+    loader = DataLoader(rows, batch_size=4, shuffle=True, collate_fn=lambda batch: tuple(zip(*batch)))
+    model = Sizes()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for images, targets in loader:
+        print("rows", *(int(image[0, 0, 0]) for image in images), flush=True)
+        model([image.clone() for image in images], targets).backward()
+        optimizer.step()
+"""
+
+
+def test_a_list_of_tensors_is_a_batch_of_samples(tmp_path: Path) -> None:
+    done = launch(tmp_path, LISTS, ranks=0, steps=20)
+    due = [line.split()[1:] for line in done.output.splitlines() if line.startswith("rows")]
+    batches = done.of(0, Batch)
+    assert [batch.indices for batch in batches] == due
+    assert [batch.shape[0] for batch in batches] == [4, 4, 4]
+    assert len({row for batch in batches for row in batch.rows}) == 12
 
 
 SAVES = """

@@ -9,7 +9,6 @@ from typing import Any
 
 from .. import records
 from . import random_state, samples
-from .digest import digests
 from .loaders import Loaders
 from .parts import Parts
 from .state import Probe
@@ -99,18 +98,18 @@ class Forwards:
         data = samples.main(self.torch, args, keywords) if self.parts.reads(module) else None
         if data is None:
             return
-        digest = digests(self.torch, [data])[0]
+        digest = samples.digest(self.torch, data)
         place = self.loaders.place(digest)
         event = records.Batch(
             step=self.probe.step,
             number=self.numbers,
             module=type(module).__name__,
-            shape=list(data.shape),
+            shape=samples.shape(data),
             digest=digest,
             rows=samples.row_digests(self.torch, data),
             passes=place.of.number,
             order=place.of.order,
-            indices=place.indices if len(place.indices) == data.shape[0] else [],
+            indices=place.indices if len(place.indices) == len(data) else [],
             dataset=place.of.dataset,
         )
         self.numbers += 1

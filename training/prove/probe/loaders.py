@@ -131,8 +131,8 @@ class Loaders:
         place = Place(of, of.batches.popleft() if of.batches else [], of.read)
         if not self.torch.is_grad_enabled():
             return
-        data = samples.main(self.torch, [batch], {})
-        self.recent.append((digests(self.torch, [data])[0] if data is not None else "", place))
+        data = samples.main(self.torch, batch if isinstance(batch, (list, tuple)) else [batch], {})
+        self.recent.append((samples.digest(self.torch, data) if data is not None else "", place))
 
     def place(self, digest: str) -> Place:
         """Return where a batch of this content comes from, or where one comes from that the script has changed."""

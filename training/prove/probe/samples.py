@@ -1,14 +1,15 @@
-"""The tensor that holds the samples of a batch, found in what a model or a DataLoader gives."""
+"""The tensor that holds the samples of a batch, or the list of them, found in what a model or a DataLoader gives."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from .digest import rows
+from .digest import Group, digests, grouped, rows
 
 ROWS = 4096
 _DEPTH = 4
+_IMAGE = 3  # dimensions: channels, height, width
 # Names under which models take their data. A mask or a position is data of another kind.
 _NAMES = ("input_ids", "pixel_values", "input_values", "input_features", "inputs_embeds", "x", "input", "inputs")
 
@@ -34,7 +35,7 @@ def _is_mapping(value: Any) -> bool:
 
 
 def main(torch: Any, args: Any, keywords: dict[str, Any]) -> Any:
-    """Return the tensor that holds the samples, or None."""
+    """Return the tensor that holds the samples, a list with a tensor for each of them, or None."""
     named = dict(keywords)
     for one in args:
         if _is_mapping(one):
@@ -43,11 +44,43 @@ def main(torch: Any, args: Any, keywords: dict[str, Any]) -> Any:
         found = next(tensors(torch, named.get(name)), None)
         if found is not None:
             return found
-    return next(tensors(torch, [args, keywords]), None)
+    for one in [*args, *keywords.values()]:
+        if _is_list_of_samples(torch, one):
+            return list(one)
+        found = next(tensors(torch, one), None)
+        if found is not None:
+            return found
+    return None
+
+
+def _is_list_of_samples(torch: Any, value: Any) -> bool:
+    """Return whether a list holds one tensor for each sample, such as images of different sizes.
+
+    Tensors of one size may be several views of a batch. Three or more images of one size are not.
+    """
+    if not isinstance(value, (list, tuple)) or len(value) < 2:
+        return False
+    if not all(isinstance(one, torch.Tensor) for one in value):
+        return False
+    first, sizes = value[0], {tuple(one.shape) for one in value}
+    alike = {(one.dtype, one.dim()) for one in value} == {(first.dtype, first.dim())}
+    return alike and 1 <= first.dim() <= _IMAGE and (len(sizes) > 1 or (first.dim() == _IMAGE and len(value) > 2))
+
+
+def shape(data: Any) -> list[int]:
+    """Return the number of samples, and the shape of one, or of the first of a list."""
+    return [len(data), *data[0].shape] if isinstance(data, list) else list(data.shape)
+
+
+def digest(torch: Any, data: Any) -> str:
+    """Return a digest of all samples."""
+    return grouped(torch, [Group(data if isinstance(data, list) else [data])])[0]
 
 
 def row_digests(torch: Any, data: Any) -> list[str]:
     """Return digests of the samples. Single whole numbers repeat by chance: they tell nothing."""
+    if isinstance(data, list):
+        return digests(torch, data[:ROWS])
     if data.is_sparse or (data.numel() == data.shape[0] and not data.is_floating_point()):
         return []
     return rows(torch, data, ROWS)
