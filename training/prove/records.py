@@ -228,11 +228,34 @@ class Writer:
         os.write(self._descriptor, line.encode())
 
 
+_PLAIN: dict[str, type | tuple[type, ...]] = {"int": int, "str": str, "bool": bool, "float": (int, float)}
+
+
+def _fits(annotation: str, value: Any) -> bool:
+    """Return whether a value is of the type that the annotation of a field names. A file may hold anything."""
+    if annotation.endswith(" | None"):
+        return value is None or _fits(annotation[: -len(" | None")], value)
+    inner = annotation[annotation.find("[") + 1 : -1]
+    if annotation.startswith("list["):
+        return isinstance(value, list) and all(_fits(inner, one) for one in value)
+    if annotation.startswith("dict[str, "):
+        return isinstance(value, dict) and all(_fits(inner[len("str, ") :], one) for one in value.values())
+    return isinstance(value, _PLAIN[annotation])
+
+
+def _made(kind: type[Any], data: dict[str, Any]) -> Any:
+    """Make a record from plain values. Fields that this version does not know are left out. Raises TypeError."""
+    kinds = {one.name: str(one.type) for one in fields(kind)}
+    given = {name: value for name, value in data.items() if name in kinds}
+    for name, value in given.items():
+        if not _fits(kinds[name], value):
+            raise TypeError(f"{name} of {kind.__name__} is not {kinds[name]}")
+    return kind(**given)
+
+
 def _event(line: bytes) -> Any:
     data = json.loads(line)
-    kind: type[Any] = EVENTS[data.pop("event")]
-    known = {one.name for one in fields(kind)}
-    return kind(**{name: value for name, value in data.items() if name in known})
+    return _made(EVENTS[data.pop("event")], data)
 
 
 def events(path: Path) -> Iterator[Any]:
@@ -280,6 +303,7 @@ def read_outcome(start: Path) -> Outcome:
     """Read `outcome.json`. Raises FileNotFoundError where the start did not happen, ValueError for a broken file."""
     with (start / "outcome.json").open("rb") as file:
         data = json.loads(file.read(FILE_BYTES))
-    known = {one.name for one in fields(Outcome)}
-    files = [FoundFile(**one) for one in data.pop("files", [])]
-    return Outcome(files=files, **{name: value for name, value in data.items() if name in known})
+    files = [_made(FoundFile, one) for one in data.pop("files", [])]
+    found: Outcome = _made(Outcome, data)
+    found.files = files
+    return found

@@ -56,7 +56,8 @@ class Parts:
     def _staged(self, stage: Any) -> None:
         self.stages.append(stage)
         distributed = self.probe.torch.distributed
-        self._write("pipeline", distributed.get_process_group_ranks(stage.group or distributed.group.WORLD))
+        group = distributed.group.WORLD if stage.group is None else stage.group
+        self._write("pipeline", distributed.get_process_group_ranks(group))
 
     def reads(self, module: Any) -> bool:
         """Return whether a module reads batches: later stages of a pipeline read what the stages before them made."""

@@ -1,0 +1,48 @@
+"""The files of a start: what was written is read, and what is not a record ends the reading."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.prove import made
+from tools.prove import observed
+from training.prove import records
+
+
+def test_each_event_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0-1.jsonl"
+    written = [*made.rank(0).events, records.Peers("tensor", [0, 1]), records.Uncovered("batches", "no")]
+    writer = records.Writer(path)
+    for event in written:
+        writer.write(event)
+    assert list(records.events(path)) == written
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"event": "peers", "how": "tensor", "ranks": 7}, {"event": "peers", "how": "tensor", "ranks": ["0"]},
+        {"event": "peers", "how": None, "ranks": [0]}, {"event": "loss", "step": "1", "value": 1.0, "finite": True},
+        {"event": "end", "step": 1, "reason": "steps", "versions": {"torch": 2}}, {"event": "other"}, {}, [], 7,
+    ],
+)  # fmt: skip
+def test_what_is_not_a_record_ends_the_reading(line: Any, tmp_path: Path) -> None:
+    path = tmp_path / "rank-0-1.jsonl"
+    good = json.dumps({"event": "uncovered", "what": "batches", "reason": "no"})
+    path.write_text(f"{good}\n{json.dumps(line)}\n{good}\n", encoding="utf-8")
+    assert list(records.events(path)) == [records.Uncovered("batches", "no")]
+
+
+@pytest.mark.parametrize(
+    "change", [{"exit_code": "0"}, {"files": [7]}, {"files": [{"path": 1, "bytes": 1, "kept": True}]}, {"seconds": []}]
+)
+def test_a_damaged_outcome_leaves_the_start_without_one(change: dict[str, Any], tmp_path: Path) -> None:
+    records.write_outcome(tmp_path, records.Outcome("whole", "itself", files=[records.FoundFile("/a", 1, True)]))
+    assert observed.read("whole", tmp_path).outcome is not None
+    data = json.loads((tmp_path / "outcome.json").read_text(encoding="utf-8"))
+    (tmp_path / "outcome.json").write_text(json.dumps({**data, **change}), encoding="utf-8")
+    assert observed.read("whole", tmp_path).outcome is None
