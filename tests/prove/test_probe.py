@@ -35,7 +35,9 @@ def test_two_ranks_record_their_steps_and_end_after_the_wished_number(tmp_path: 
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000005.pt"]
 
 
-@pytest.mark.parametrize("kind", ["kill", "exception", pytest.param("terminate", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "kind", ["kill", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("exception", "terminate"))]
+)
 def test_a_fault_happens_at_its_step(kind: str, tmp_path: Path) -> None:
     done = launch(tmp_path, DDP, steps=9, fault={"kind": kind, "step": 3, "rank": 1})
     injected = done.all(Injected)
