@@ -265,6 +265,21 @@ def test_a_fault_of_one_of_two_optimizers_is_named(what: list[str], state: State
     assert (found.state, found.details["findings"], found.evidence[0]) == (state, [name], f"rank 0: {text}")
 
 
+def test_what_the_ranks_of_one_model_read_is_said() -> None:
+    def differ(runs: Runs) -> None:
+        parted(runs)
+        every(runs["whole"], Batch, (1,), digest=lambda one: f"other {one.step}" if one.step % 2 else one.digest)
+
+    same, other, staged = (
+        judge("data", changed(change)) for change in (parted, differ, lambda runs: parted(runs, "pipeline"))
+    )
+    assert same.summary.endswith("read one batch")
+    assert "12 of 12 batches are equal" in same.evidence[0]
+    assert other.summary.endswith("read different batches")
+    assert "6 of 12 batches are equal" in other.evidence[0]
+    assert "equal" not in staged.evidence[0]
+
+
 def test_ranks_of_two_models_may_not_read_one_batch() -> None:
     found = judge("data", changed(parted_twice))
     assert found.details["findings"] == ["same-batches"]

@@ -30,14 +30,28 @@ def judge(proof: Proof) -> list[Finding]:
         return [passed("one rank reads all samples", *evidence)]
     parted = [_parted(ranks) for ranks in replicas if len(ranks) > 1]
     if len(readers) == 1:
-        return [passed("the ranks hold parts of one model and read one batch", *parted, *evidence)]
+        read = "one batch" if all(_equal(ranks) == _common(ranks) for ranks in replicas) else "different batches"
+        return [passed(f"the ranks hold parts of one model and read {read}", *parted, *evidence)]
     who = f"{len(readers)} replicas of several ranks each" if parted else f"{len(readers)} ranks"
     return [passed(f"{who} read different batches", *parted[:4], *evidence)]
 
 
 def _parted(ranks: list[Rank]) -> str:
     how = sorted({event.how for rank in ranks for event in rank.of(Peers)})
-    return f"ranks {', '.join(str(one.rank) for one in ranks)} hold parts of one model: {' and '.join(how)} parallel"
+    text = f"ranks {', '.join(str(one.rank) for one in ranks)} hold parts of one model: {' and '.join(how)} parallel"
+    many = sum(bool(rank.batches) for rank in ranks) > 1
+    return text + (f"; {_equal(ranks)} of {_common(ranks)} batches are equal on them" if many else "")
+
+
+def _common(ranks: list[Rank]) -> int:
+    """Return how many batches all those of some ranks have read that read any."""
+    return min((len(rank.batches) for rank in ranks if rank.batches), default=0)
+
+
+def _equal(ranks: list[Rank]) -> int:
+    """Return how many of these batches are equal on all of them."""
+    rows = zip(*(rank.batches for rank in ranks if rank.batches), strict=False)
+    return sum(len({batch.digest for batch in row}) == 1 for row in rows)
 
 
 def _ranks(readers: list[Rank], named: Naming) -> tuple[list[Finding], list[str]]:
