@@ -131,11 +131,13 @@ def parted_twice(runs: Runs) -> None:
         one.events += [*(made.batch(at, at, 0, 2) for at in range(made.STEPS)), Peers("tensor", PAIRS[one.rank // 2])]
 
 
-def averaged(runs: Runs) -> None:
-    """Let the ranks have equal parameters after every fourth step only."""
+def averaged(runs: Runs, every_steps: int = 4) -> None:
+    """Let the ranks average their parameters between two steps, after every few of them."""
     for one in runs["whole"].ranks:
         for step in one.steps:
-            step.parameters_after += f" of rank {one.rank}" * bool(step.step % 4)
+            step.parameters_after += f" of rank {one.rank}"
+            if step.step % every_steps != 1:
+                step.parameters_before += f" of rank {one.rank}"
 
 
 def augmented(runs: Runs) -> None:
@@ -171,7 +173,8 @@ FINDINGS: dict[str, tuple[State, Callable[[Runs], Any]]] = {
     "world/other-size": (State.FAIL, lambda r: every(r["whole"], World, size=1, rank=0)),
     "world/no-collectives": (State.FAIL, lambda r: every(r["whole"], Step, collectives=0)),
     "world/parameters-differ": (State.FAIL, lambda r: every(
-        r["whole"], Step, (1,), parameters_after=lambda one: f"x{one.step}")),
+        r["whole"], Step, (1,), parameters_before=lambda one: f"x{one.step - 1}",
+        parameters_after=lambda one: f"x{one.step}")),
     "data/same-batches": (State.FAIL, lambda r: every(r["whole"], Batch, digest=lambda one: f"b{one.step}")),
     "data/shared-samples": (State.FAIL, lambda r: every(
         r["whole"], Batch, rows=lambda one: [f"{one.step}", f"{one.step + 1}"], indices=[])),
@@ -265,6 +268,12 @@ def test_a_fault_of_one_of_two_optimizers_is_named(what: list[str], state: State
     assert (found.state, found.details["findings"], found.evidence[0]) == (state, [name], f"rank 0: {text}")
 
 
+def test_ranks_that_train_apart_are_averaged_or_named() -> None:
+    assert "again after step 4" in judge("world", changed(averaged)).summary
+    never = judge("world", changed(lambda runs: averaged(runs, 99)))
+    assert never.details["findings"] == ["parameters-differ"]
+
+
 def test_what_the_ranks_of_one_model_read_is_said() -> None:
     def differ(runs: Runs) -> None:
         parted(runs)
@@ -293,7 +302,10 @@ def test_replicas_of_parts_are_compared_by_part() -> None:
         parted_twice(runs)
         for one in runs["whole"].ranks:
             for step in one.steps:
-                step.parameters_after += f" of stage {one.rank % 2}{' changed' * (one.rank == wrong)}"
+                stage = f" of stage {one.rank % 2}{' changed' * (one.rank == wrong)}"
+                step.parameters_before, step.parameters_after = (
+                    digest + stage for digest in (step.parameters_before, step.parameters_after)
+                )
 
     assert judge("world", changed(staged)).state is State.PASS
     found = judge("world", changed(lambda runs: staged(runs, 3)))

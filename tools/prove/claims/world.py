@@ -78,13 +78,14 @@ def _apart(run: Run) -> int | None:
     """Return the first step after which ranks that trained apart have equal parameters again: they were averaged."""
     found = []
     for first, other in _copies(run):
-        pairs = zip(first.steps, other.steps, strict=False)
-        same = [left.parameters_after == right.parameters_after for left, right in pairs]
-        again = next((at for at, one in enumerate(same) if one and not all(same[:at])), None)
-        if again is None and not all(same):
+        pairs = list(zip(first.steps, other.steps, strict=False))
+        differ = [at for at, (left, right) in enumerate(pairs) if left.parameters_after != right.parameters_after]
+        same = [at for at, (left, right) in enumerate(pairs) if left.parameters_before == right.parameters_before]
+        again = next((at for at in same if differ and at > differ[0]), None)
+        if differ and again is None:
             return None
         found.append(again or 0)
-    return max(found, default=0) + 1 if any(found) else None
+    return max(found, default=0) or None
 
 
 def _copies(run: Run) -> Iterator[tuple[Rank, Rank]]:
