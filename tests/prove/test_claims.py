@@ -274,6 +274,31 @@ def test_ranks_that_train_apart_are_averaged_or_named() -> None:
     assert never.details["findings"] == ["parameters-differ"]
 
 
+@pytest.mark.parametrize("tried", [True, False])
+@pytest.mark.parametrize("said", ["RuntimeError: Found no NVIDIA driver", "ValueError: no such option"])
+def test_a_script_that_the_stand_in_cannot_carry_is_unknown(said: str, tried: bool) -> None:
+    """Only after the stand-in was tried, and only where CUDA is what the script complains about."""
+
+    def ended(runs: Runs) -> None:
+        runs["whole"] = run("whole", exit_code=1, first=0, last=0, reason="exit")
+        runs["whole"].log = f"using the GPU\n{said}\n"
+
+    stand_in = Run("whole", None, log="RuntimeError: unknown parameter type\n") if tried else None
+    found = judge("trains", replace(changed(ended), stand_in=stand_in))
+    unknown = tried and "NVIDIA" in said
+    assert found.state is (State.CANNOT_TELL if unknown else State.FAIL)
+    assert ("unknown parameter type" in " ".join(found.evidence)) == unknown
+
+
+def test_a_restart_that_hangs_after_a_torn_save_does_not_pass() -> None:
+    def hang(runs: Runs) -> None:
+        not_taken(runs, "torn-first-again")
+        end(runs, "torn-first-again", ended_by="timeout", exit_code=-9)
+        runs["torn-first"].injected("torn-save")[0].path += ".tmp"
+
+    assert judge("torn", replace(changed(hang), resume=True)).state is State.FAIL
+
+
 def test_what_the_ranks_of_one_model_read_is_said() -> None:
     def differ(runs: Runs) -> None:
         parted(runs)

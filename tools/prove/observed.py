@@ -199,6 +199,7 @@ class Proof:
     notes: dict[str, str] = field(default_factory=dict)  # start -> why it was not planned
     asked: int = 1  # the ranks of a node that the command names
     resume: bool = False  # a restart has a command of its own
+    stand_in: Run | None = None  # the run that took no step with the stand-in for CUDA either
 
     def run(self, name: str) -> Run:
         """Return a start. One that was not carried out has no outcome."""

@@ -22,6 +22,8 @@ from training.prove.plan import Plan
 RUNNER = Path(plans.__file__).with_name("__main__.py")
 EVERY = 10.0  # seconds between two lines about one start
 
+STAND_IN = "with-stand-in"  # the records of a run that took no step on it
+
 
 @dataclass(frozen=True)
 class Result:
@@ -52,7 +54,8 @@ def judged(made: Plan, notes: dict[str, str], options: Options, out: Path, secon
     whole = observed.read("whole", out / "whole")
     runs = {name: observed.read(name, out / name) for name in TABLE["starts"]}
     asked = trials.asked(made.starts[0].command)
-    proof = Proof(runs, made.steps, made.grace, notes, asked, bool(options.resume))
+    tried = observed.read("whole", out / STAND_IN) if (out / STAND_IN).is_dir() else None
+    proof = Proof(runs, made.steps, made.grace, notes, asked, bool(options.resume), tried)
     verdicts = [claims.judge(name, proof) for name in options.claims]
     figures = {**figures_of(whole), "seconds of the proof": round(seconds, 1)}
     versions = next((end.versions for end in whole.ends()), {})
@@ -68,8 +71,7 @@ def _on_stand_in(made: Plan, without: Run, out: Path) -> tuple[Plan, Run]:
     whole = observed.read("whole", out / "whole")
     if whole.trained:
         return changed, whole
-    output.note(f"the script takes no step with the stand-in either: {claims.masked(whole.complaint())}")
-    shutil.rmtree(out / "whole")
+    (out / "whole").rename(out / STAND_IN)
     (out / "without-cuda").rename(out / "whole")
     return made, without
 

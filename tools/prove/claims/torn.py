@@ -21,7 +21,8 @@ def _restart(proof: Proof, name: str) -> list[Finding]:
         return [unknown(reason)]
     event = torn.injected("torn-save")[0]
     what = f"{event.path} of step {event.step} was cut from {event.whole} to {event.bytes} bytes"
-    if not again.trained and name == "torn-first" and proof.resume and _was_temporary(event.path, whole):
+    refused = again.outcome is not None and again.outcome.ended_by == "itself" and again.outcome.exit_code != 0
+    if not again.trained and refused and name == "torn-first" and proof.resume and _was_temporary(event.path, whole):
         return [passed("", f"{what}; there was no older checkpoint: the restart says {again.complaint()}")]
     if not again.trained:
         return [never_starts(again, what)]

@@ -13,7 +13,7 @@ def judge(proof: Proof) -> list[Finding]:
     if missing:
         return [unknown(missing)]
     if not run.trained:
-        return [_no_step(run)]
+        return [_no_step(run, proof.stand_in)]
     findings = [finding for rank in run.ranks for finding in _of_rank(rank)]
     found = [*_ended(run), *_first_of_each(findings)]
     started = max(rank.begin.world for rank in run.ranks)
@@ -24,7 +24,7 @@ def judge(proof: Proof) -> list[Finding]:
     return found or [passed(f"{output.count(run.last_step, 'step')} taken; parameters change, {losses}")]
 
 
-def _no_step(run: Run) -> Finding:
+def _no_step(run: Run, tried: Run | None) -> Finding:
     outcome = run.outcome
     assert outcome is not None
     reason, need = run.uncovered("optimizer"), run.need()
@@ -36,8 +36,9 @@ def _no_step(run: Run) -> Finding:
     if outcome.ended_by != "itself":
         text = outcome.reason or f"it was ended after {outcome.seconds:.0f} s"
         return unknown(f"no optimizer step was seen: {text}", *said)
-    if outcome.exit_code != 0 and run.need(run.complaint()) == "cuda":
-        return unknown("the script needs CUDA, and it takes no step with the stand-in for CUDA either", *said)
+    if outcome.exit_code != 0 and tried and run.need(run.complaint()) == "cuda":
+        text = f"with the stand-in the log says: {tried.complaint()}"
+        return unknown("the script needs CUDA, and it takes no step with the stand-in for CUDA either", *said, text)
     if outcome.exit_code != 0:
         return failed("failed", f"the script ended with exit code {outcome.exit_code} before its first step", *said)
     if not run.ranks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 from .. import records
@@ -64,7 +65,7 @@ class Parts:
         firsts = [one.submod for one in self.stages if one.stage_index == 0]
         return not self.stages or (not self.trying and any(one is module for one in firsts))
 
-    def _look(self, optimizer: Any, parameters: list[Any], modules: list[Any]) -> None:
+    def _look(self, optimizer: Any, parameters: list[Any], modules: Iterable[Any]) -> None:
         """Find the ranks that share the layers of an optimizer's parameters. Looks at each optimizer once."""
         if optimizer in self._seen:
             return
