@@ -585,6 +585,12 @@ def test_the_complaint_of_a_log(log: str, said: str) -> None:
     assert said in Run("whole", None, log=log).complaint()
 
 
+@pytest.mark.parametrize(("code", "said"), [(0, ""), (1, "epoch 3")])
+def test_the_last_line_of_a_log_is_a_complaint_of_a_start_that_failed(code: int, said: str) -> None:
+    outcome = run("whole", exit_code=code).outcome
+    assert Run("whole", outcome, log="epoch 2\nepoch 3\n").complaint() == said
+
+
 def test_the_stand_in_is_said_in_each_verdict() -> None:
     proof = changed(lambda runs: every(runs["whole"], Begin, stand_in=True))
     for claim in NAMES:

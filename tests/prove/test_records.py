@@ -10,6 +10,7 @@ import pytest
 
 from tests.prove import made
 from tools.prove import observed
+from tools.prove.claims import judge
 from training.prove import records
 
 
@@ -46,3 +47,34 @@ def test_a_damaged_outcome_leaves_the_start_without_one(change: dict[str, Any], 
     data = json.loads((tmp_path / "outcome.json").read_text(encoding="utf-8"))
     (tmp_path / "outcome.json").write_text(json.dumps({**data, **change}), encoding="utf-8")
     assert observed.read("whole", tmp_path).outcome is None
+
+
+def _process(directory: Path, pid: int, steps: int, *, shared: bool) -> None:
+    """Write a process without a launcher, that takes steps."""
+    writer = records.Writer(directory / f"rank-0-{pid}.jsonl")
+    for event in made.rank(0, last=steps, world=1).events:
+        if isinstance(event, records.Step):
+            event.shared = shared
+        if not isinstance(event, records.World):
+            writer.write(event)
+
+
+@pytest.mark.parametrize(
+    ("steps", "shared", "ranks", "said"),
+    [
+        ((12, 11), True, 2, "PASS 2 processes train one model in shared memory"),
+        ((12, 11), False, 1, "CANNOT TELL 2 processes train, and torch.distributed was never initialised"),
+        ((12, 2), False, 1, "PASS one process was started, and it trains alone"),
+        ((12,), True, 1, "PASS one process was started, and it trains alone"),
+    ],
+)
+def test_processes_that_train_without_ranks(
+    steps: tuple[int, ...], shared: bool, ranks: int, said: str, tmp_path: Path
+) -> None:
+    for pid, count in enumerate(steps, 100):
+        _process(tmp_path, pid, count, shared=shared)
+    records.write_outcome(tmp_path, records.Outcome("whole", "itself", exit_code=0))
+    run = observed.read("whole", tmp_path)
+    assert len(run.ranks) == ranks
+    verdict = judge("world", observed.Proof({"whole": run}, steps=12))
+    assert f"{verdict.state.value} {verdict.summary}" == said

@@ -94,6 +94,7 @@ class Run:
     ranks: list[Rank] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
     log: str = ""
+    beside: int = 0  # processes that train without ranks and without shared memory; `ranks` has one of them
 
     @property
     def trained(self) -> bool:
@@ -129,6 +130,12 @@ class Run:
         return any(step.sharded for rank in self.ranks for step in rank.steps)
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether the processes step the same parameters, in memory that they share."""
+        steps = [step for rank in self.ranks for step in rank.steps]
+        return len(self.ranks) > 1 and bool(steps) and all(step.shared for step in steps)
+
+    @property
     def stand_in(self) -> bool:
         return any(rank.begin.stand_in for rank in self.ranks)
 
@@ -155,11 +162,13 @@ class Run:
             yield from ((rank.rank, event) for event in rank.of(Dropout))
 
     def complaint(self) -> str:
-        """Return the last line of the log that names an error, else its last line, else an empty text."""
+        """Return the last line of the log that names an error, else that of a start that failed, else an empty text."""
         lines = [re.sub(r"^\[(?:rank|default)?\d+\]: ?", "", line) for line in self.log.splitlines()]
         lines = [line.strip() for line in lines if re.search(r"\w", line) and not line.startswith("    ")]  # no code
         errors = [found[0] for line in lines if not _LAUNCHER.search(line) and (found := _ERROR.search(line))]
-        return output.short((errors or lines or [""])[-1], 200)
+        ended_well = self.outcome is not None and self.outcome.exit_code == 0
+        said = errors or ([] if ended_well else lines)
+        return output.short(said[-1], 200) if said else ""
 
     def need(self, text: str | None = None) -> str:
         """Return what the log, or a part of it, says that the script needs, by the names of the table, or nothing."""
@@ -217,18 +226,26 @@ def read(name: str, directory: Path) -> Run:
         outcome = records.read_outcome(directory)
     except (OSError, ValueError, TypeError, AttributeError):
         return Run(name, None)
-    by_rank: dict[int, list[Any]] = {}
-    # A rank may start several processes: the one that took most steps is the training.
-    for (rank, _), events in records.ranks(directory).items():
+    by_rank: dict[int, list[Rank]] = {}
+    for (rank, _), events in sorted(records.ranks(directory).items()):
         if any(isinstance(event, Begin) for event in events):
-            best = by_rank.get(rank, [])
-            by_rank[rank] = max(best, events, key=_weight)
-    ranks = [Rank(rank, events) for rank, events in sorted(by_rank.items())]
-    return Run(name, outcome, ranks, records.workers(directory), tail(directory / "log"))
+            by_rank.setdefault(rank, []).append(Rank(rank, events))
+    # A rank may start several processes: the one that took most steps is the training.
+    ranks = [max(processes, key=_weight) for _, processes in sorted(by_rank.items())]
+    beside = _beside(ranks[0], by_rank[ranks[0].rank]) if len(ranks) == 1 else []
+    if beside and all(step.shared for process in beside for step in process.steps):
+        ranks, beside = [Rank(place, process.events) for place, process in enumerate(beside)], []
+    return Run(name, outcome, ranks, records.workers(directory), tail(directory / "log"), len(beside))
 
 
-def _weight(events: list[Any]) -> tuple[int, int]:
-    return sum(isinstance(event, Step) for event in events), len(events)
+def _weight(process: Rank) -> tuple[int, int]:
+    return len(process.steps), len(process.events)
+
+
+def _beside(best: Rank, processes: list[Rank]) -> list[Rank]:
+    """Return the processes that train without ranks of their own, if there are several."""
+    found = [one for one in processes if one.steps and 2 * len(one.steps) >= len(best.steps)]
+    return found if len(found) > 1 and best.begin.world == 1 and not best.of(World) else []
 
 
 def tail(path: Path) -> str:

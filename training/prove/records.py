@@ -124,6 +124,7 @@ class Step:
     missing: list[str] = field(default_factory=list)  # have a gradient, are in no optimizer
     foreign: list[str] = field(default_factory=list)  # in the optimizer, not in the modules that ran
     sharded: bool = False  # some parameters are shards: equality over ranks says nothing
+    shared: bool = False  # the parameters lie in memory that processes share
     tensors: dict[str, str] = field(default_factory=dict)  # parameters before the step by name, at most 4,096
     probe_seconds: float = 0.0
 

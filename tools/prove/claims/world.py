@@ -13,8 +13,12 @@ def judge(proof: Proof) -> list[Finding]:
     if started == 1 and proof.asked > 1:
         text = "accelerate launch starts one process on a CPU; torchrun --nproc-per-node N SCRIPT starts N"
         return [unknown(f"the command asks for {proof.asked} ranks, and its launcher started one process", text)]
+    if run.beside:
+        return [unknown(f"{run.beside} processes train, and torch.distributed was never initialised")]
     if started == 1 and len(run.ranks) == 1:
         return [passed("one process was started, and it trains alone")]
+    if run.shares_memory:
+        return [passed(f"{len(run.ranks)} processes train one model in shared memory")]
     silent = sorted(set(range(started)) - {rank.rank for rank in run.ranks if rank.steps})
     if silent:
         return [unknown(f"{started} ranks were started; no step was seen of rank {', '.join(map(str, silent[:8]))}")]

@@ -300,6 +300,7 @@ class Steps:
                 missing=before.missing,
                 foreign=before.foreign,
                 sharded=any(map(is_sharded, parameters)) or any(map(self._is_flat, self.forwards.modules)),
+                shared=any(map(_is_shared, parameters[:1])),
                 tensors=before.tensors,
                 probe_seconds=probe.busy,
             )
@@ -341,6 +342,12 @@ class _Before:
 def _parameters(optimizer: Any) -> Iterator[Any]:
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def _is_shared(parameter: Any) -> bool:
+    """Return whether other processes may see this parameter, as after `module.share_memory()`."""
+    plain = getattr(parameter, "_local_tensor", parameter)
+    return bool(plain.is_cpu and plain.is_shared())
 
 
 def _marks(optimizer: Any) -> list[tuple[int, int]]:
