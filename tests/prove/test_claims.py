@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -601,3 +602,45 @@ def test_workers_of_two_ranks_may_not_share_a_state() -> None:
     proof = healthy()
     proof.runs["whole"].workers += [Worker(0, 0, 0, "numpy", "state 0 0", True)]
     assert judge("data", proof).details["findings"] == ["equal-augmentation"]
+
+
+def _sampled(sampler: Callable[[int, int], list[int]], again: bool = False) -> Verdict:
+    """Return the verdict on claim 3 where both ranks read endless passes of two samples a step, by their indices."""
+
+    def change(runs: Runs) -> None:
+        for one in runs["whole"].ranks:
+            order = sampler(one.rank, 2 * made.STEPS)
+            for batch in one.batches:
+                batch.passes, batch.order = 0, None
+                batch.indices = [str(at) for at in order[2 * batch.step : 2 * batch.step + 2]]
+                batch.rows = [f"row{at}" for at in batch.indices]
+                batch.digest = f"{one.rank} {batch.number}"
+            if again:
+                one.events = [it for event in one.events for it in [event] * (1 + isinstance(event, Batch))]
+
+    return judge("data", changed(change))
+
+
+def _endless(rank: int, length: int) -> list[int]:
+    """Return the part of one rank of shuffled passes over 16 samples that follow each other without an end."""
+    whole = [at for one in range(9) for at in random.Random(one).sample(range(16), 16)]
+    return whole[rank::2][:length]
+
+
+def _augmented(rank: int, length: int) -> list[int]:
+    """Return the part of one rank of samples that come three times each, for another augmentation on other ranks."""
+    return [at for one in random.Random(1).sample(range(64), 64) for at in [one] * 3][rank::2][:length]
+
+
+def _own_orders(rank: int, length: int) -> list[int]:
+    return [at for one in range(9) for at in random.Random(9 * rank + one).sample(range(16), 16)][:length]
+
+
+def test_a_sampler_without_an_end_and_one_that_repeats_samples() -> None:
+    assert _sampled(_endless).state is State.PASS
+    assert _sampled(_endless, again=True).state is State.PASS
+    verdict = _sampled(_augmented)
+    assert verdict.state is State.PASS
+    assert "the sampler repeats samples" in verdict.evidence[0]
+    broken = _sampled(_own_orders), _sampled(_own_orders, again=True)
+    assert {one.state for one in broken} == {State.FAIL}

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tools.prove.claims import Finding, failed, passed, unknown, warned
 from tools.prove.observed import Proof, Rank, Run, at_random, places, samples
@@ -13,6 +13,7 @@ Passes = dict[int | None, list[str]]
 Naming = Callable[[Batch], list[str]]
 WINDOW = 8  # samples
 FEWEST_ROWS = 4  # of a pass whose order is compared
+REPEATED = 0.1  # share of a rank's samples in one pass, from which on a sampler repeats samples on purpose
 
 
 def judge(proof: Proof) -> list[Finding]:
@@ -57,10 +58,9 @@ def _equal(ranks: list[Rank]) -> int:
 def _ranks(readers: list[Rank], named: Naming) -> tuple[list[Finding], list[str]]:
     evidence = []
     read = {rank.rank: _named(rank, named) for rank in readers}
-    length = _first_pass([passes[None] for passes in read.values() if None in passes])
-    for passes in read.values():
-        if None in passes:
-            passes[None] = passes[None][:length]
+    known = all(batch.indices for rank in readers for batch in rank.batches)  # content alone may come twice
+    for number in {number for passes in read.values() for number in passes if number is None or known}:
+        _cut(read.values(), number)
     for left, right in itertools.combinations(readers, 2):
         pairs = list(zip(left.batches, right.batches, strict=False))
         same = [one for one, other in pairs if one.digest == other.digest]
@@ -68,7 +68,7 @@ def _ranks(readers: list[Rank], named: Naming) -> tuple[list[Finding], list[str]
         if len(same) == len(pairs):
             text = f"{who}: {len(same)} of {len(pairs)} batches are equal, first digest {same[0].digest}"
             return [failed("same-batches", "ranks read the same batches", text)], []
-        finding, text = _shared(read[left.rank], read[right.rank], who, len(readers))
+        finding, text = _shared(read[left.rank], read[right.rank], who, len(readers), known)
         evidence.append(text)
         if finding:
             return [finding], []
@@ -76,14 +76,31 @@ def _ranks(readers: list[Rank], named: Naming) -> tuple[list[Finding], list[str]
 
 
 def _named(rank: Rank, named: Naming) -> Passes:
-    """Return the samples of each pass; a stream is one pass."""
+    """Return the samples of each pass; a stream is one pass. A script may call its model twice with one batch."""
     found: Passes = defaultdict(list)
+    last: tuple[str, list[str]] = ("", [])
     for batch in rank.batches:
-        found[batch.passes].extend(named(batch))
+        at = batch.dataset, batch.indices
+        if not batch.indices or at != last:
+            found[batch.passes].extend(named(batch))
+        last = at
     return found
 
 
-def _shared(mine: Passes, theirs: Passes, who: str, world: int) -> tuple[Finding | None, str]:
+def _cut(read: Iterable[Passes], number: int | None) -> None:
+    """Leave what all ranks read before they begin again: a stream and an endless sampler tell no end of a pass."""
+    held = [passes for passes in read if number in passes]
+    if number is None or any(_repeats(passes[number]) for passes in held):
+        length = _first_pass([passes[number] for passes in held])
+        for passes in held:
+            passes[number] = passes[number][:length]
+
+
+def _repeats(rows: list[str]) -> int:
+    return len(rows) - len(set(rows))
+
+
+def _shared(mine: Passes, theirs: Passes, who: str, world: int, known: bool) -> tuple[Finding | None, str]:
     """Count the samples that two ranks share within one pass. A sampler may pad by world - 1 samples."""
     text = f"{who}: no samples to compare"
     for number in sorted(mine.keys() & theirs.keys(), key=lambda one: -1 if one is None else one):
@@ -92,6 +109,8 @@ def _shared(mine: Passes, theirs: Passes, who: str, world: int) -> tuple[Finding
         common = len(set(one) & set(other))
         place = "of a stream" if number is None else f"in pass {number}"
         text = f"{who}: {common} of {fewer} samples {place} are on both"
+        if number is not None and known and all(_repeats(rows) > REPEATED * len(rows) for rows in (one, other)):
+            return None, f"{text}; {_repeats(one)} of {len(one)} come again on one rank: the sampler repeats samples"
         repeated = sum(count - 1 for count in (Counter(one) + Counter(other)).values() if count > 2)
         if fewer and common > MOST * fewer and common > world - 1:
             return failed("shared-samples", "ranks read mostly the same samples", text), text
