@@ -237,6 +237,18 @@ def test_an_interrupted_proof_leaves_nothing(number: signal.Signals, place: Plac
 
 
 UNSEEN = {
+    "functional": """
+        import torch
+        model = torch.nn.Linear(8, 8)
+        weights = {name: one.detach() for name, one in model.named_parameters()}
+
+        def loss(weights, batch):
+            return torch.func.functional_call(model, weights, (batch,)).square().mean()
+
+        for _ in range(4):
+            gradients, _ = torch.func.grad_and_value(loss)(weights, torch.randn(4, 8))
+            weights = {name: one - 0.1 * gradients[name] for name, one in weights.items()}
+        """,
     "compiled": """
         import torch
         model = torch.nn.Linear(8, 8)
@@ -272,7 +284,8 @@ UNSEEN = {
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("compiled", "backward ran 4 times, and no optimizer of torch took a step"),
+        ("functional", "gradients were computed 4 times, and no optimizer of torch took a step"),
+        ("compiled", "gradients were computed 4 times, and no optimizer of torch took a step"),
         ("backward", "an optimizer steps inside backward, where steps are not followed"),
     ],
 )

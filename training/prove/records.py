@@ -171,7 +171,7 @@ class End:
     reason: str  # "steps": ended by the probe after the wished steps; "finished", "exception", "exit"
     error: str = ""
     parameters: str = ""
-    backward_calls: int = 0
+    backward_calls: int = 0  # with those of torch.autograd.grad
     optimizer_steps: int = 0
     forward_calls: int = 0
     seeded: bool = False  # the probe seeded this process, because the script set no seed

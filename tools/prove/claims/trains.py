@@ -45,7 +45,8 @@ def _no_step(run: Run, tried: Run | None) -> Finding:
         return unknown("the probe was not loaded by any process of the command", *said)
     backward = sum(end.backward_calls for end in run.ends())
     if backward:
-        return unknown(f"backward ran {output.count(backward, 'time')}, and no optimizer of torch took a step", *said)
+        text = f"gradients were computed {output.count(backward, 'time')}, and no optimizer of torch took a step"
+        return unknown(text, *said)
     return failed("no-step", "the script ended with exit code 0 and took no optimizer step", *said)
 
 

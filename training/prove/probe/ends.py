@@ -69,7 +69,7 @@ class Ends:
             reason=reason,
             error=self.error,
             parameters=self.final() or "" if self.final else "",
-            backward_calls=probe.backward_calls,
+            backward_calls=probe.backward_calls + probe.grad_calls,
             optimizer_steps=probe.step,
             forward_calls=probe.forward_calls,
             seeded=probe.torch is not None and random_state.seeded_by_us(probe.torch),

@@ -54,6 +54,7 @@ class Probe:
     saves: int = 0
     saving: int = 0  # saves that run now, in any thread
     backward_calls: int = 0
+    grad_calls: int = 0  # of torch.autograd.grad, which torch.func calls too
     forward_calls: int = 0
     first_step_seconds: float = 0.0
     busy: float = 0.0  # seconds that the probe itself used since the step before
@@ -142,7 +143,7 @@ class Probe:
         """Start anew in a child process, which is not this rank."""
         self.pid, self._waiting, self._lock = os.getpid(), [], threading.RLock()
         self._writer = self._worker_writer = None
-        self.step = self.saves = self.saving = self.backward_calls = self.forward_calls = 0
+        self.step = self.saves = self.saving = self.backward_calls = self.grad_calls = self.forward_calls = 0
         self.ended, self.child = False, True
 
     @contextmanager

@@ -93,6 +93,15 @@ class Steps:
             return result
 
         self.torch.autograd.backward = call
+        grad = self.torch.autograd.grad
+
+        @functools.wraps(grad)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if not compiling(self.torch):
+                self.probe.grad_calls += 1
+            return grad(*args, **kwargs)
+
+        self.torch.autograd.grad = called
 
     def index(self, optimizer: Any) -> int:
         """Return the number of an optimizer in the order in which they became known."""
