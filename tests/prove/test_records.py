@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from tests.prove import made
+from tests.prove.made import changed, every, without
+from tools.core import State
 from tools.prove import observed
 from tools.prove.claims import judge
 from training.prove import records
@@ -78,3 +80,20 @@ def test_processes_that_train_without_ranks(
     assert len(run.ranks) == ranks
     verdict = judge("world", observed.Proof({"whole": run}, steps=12))
     assert f"{verdict.state.value} {verdict.summary}" == said
+
+
+def test_processes_in_shared_memory_may_each_read_all_samples() -> None:
+    def own_orders(runs: dict[str, observed.Run]) -> None:
+        for rank in runs["whole"].ranks:
+            for batch in rank.batches:
+                batch.indices = [str((int(at) * (5 + 2 * rank.rank)) % 24) for at in batch.indices]
+                batch.rows, batch.digest = batch.indices, "/".join(batch.indices)
+
+    def shared(runs: dict[str, observed.Run]) -> None:
+        own_orders(runs)
+        without(runs["whole"], records.World)
+        every(runs["whole"], records.Begin, world=1)
+        every(runs["whole"], records.Step, shared=True)
+
+    assert judge("data", changed(own_orders)).details["findings"] == ["shared-samples"]
+    assert judge("data", changed(shared)).state is State.PASS

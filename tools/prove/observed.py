@@ -132,8 +132,8 @@ class Run:
     @property
     def shares_memory(self) -> bool:
         """Whether the processes step the same parameters, in memory that they share."""
-        steps = [step for rank in self.ranks for step in rank.steps]
-        return len(self.ranks) > 1 and bool(steps) and all(step.shared for step in steps)
+        alone = not self.worlds() and all(rank.begin.world == 1 for rank in self.ranks)
+        return alone and len(self.ranks) > 1 and all(step.shared for rank in self.ranks for step in rank.steps)
 
     @property
     def stand_in(self) -> bool:
