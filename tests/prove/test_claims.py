@@ -644,3 +644,18 @@ def test_a_sampler_without_an_end_and_one_that_repeats_samples() -> None:
     assert "the sampler repeats samples" in verdict.evidence[0]
     broken = _sampled(_own_orders), _sampled(_own_orders, again=True)
     assert {one.state for one in broken} == {State.FAIL}
+
+
+def test_ranks_that_join_are_not_compared_by_step() -> None:
+    """A rank that is ended after the wished steps may leave others that wait for it."""
+
+    def join(runs: Runs, *, said: bool) -> None:
+        every(runs["whole"], End, (1,), reason="exception", error="RuntimeError: Connection closed by peer")
+        if said:
+            runs["whole"].ranks[0].events.append(Uncovered("steps", "ranks take unequal numbers of steps"))
+
+    states = {claim: judge(claim, changed(lambda runs: join(runs, said=True))).state for claim in NAMES}
+    unknown = {claim for claim, state in states.items() if state is State.CANNOT_TELL}
+    assert unknown == {"world", "resume", "torn", "rescale"}
+    assert set(states.values()) == {State.PASS, State.CANNOT_TELL}
+    assert judge("trains", changed(lambda runs: join(runs, said=False))).state is State.FAIL

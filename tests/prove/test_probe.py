@@ -174,6 +174,28 @@ def test_ranks_that_hold_parts_of_one_model_are_known(how: str, read: dict[int, 
     assert not [event for event in done.all(Uncovered) if event.what in ("batches", "gradients")]
 
 
+UNEVEN = """
+    import torch, torch.distributed as dist
+    from torch.distributed.algorithms.join import Join
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Join([model]):
+        for _ in range(3 - dist.get_rank()):
+            model(torch.ones(2, 4)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.long
+def test_ranks_that_join_are_known(tmp_path: Path) -> None:
+    done = launch(tmp_path, UNEVEN, steps=9)
+    assert [len(done.of(rank, Step)) for rank in (0, 1)] == [3, 2], done.output
+    assert {event.what for event in done.all(Uncovered)} == {"steps"}
+
+
 PAIR = """
     import sys, torch
     from torch.autograd import grad

@@ -11,6 +11,7 @@ from tools.prove.observed import TABLE, Proof, Run
 
 NAMES: list[str] = list(TABLE["claims"])
 NEEDED = ("trains", "world", "data", "resume")  # exit code 3 where one of these is unknown
+BY_STEP = ("world", "resume", "torn", "rescale")  # compare what ranks have after the same step
 EVIDENCE_LINES = 12
 
 
@@ -49,6 +50,7 @@ def judge(name: str, proof: Proof) -> Verdict:
     whole = proof.run("whole")
     reason = not_trained(whole) if name != "trains" else ""
     said = [f"the log says: {whole.complaint()}"] if reason and whole.complaint() else []
+    reason = reason or (whole.uncovered("steps") if name in BY_STEP else "")
     findings = [unknown(reason, *said)] if reason else module.judge(proof)
     return verdict(name, findings, whole)
 

@@ -55,10 +55,10 @@ def _ended(run: Run) -> list[Finding]:
     assert outcome is not None
     said = f"the log says: {run.complaint()}"
     raised = [(rank.rank, rank.end) for rank in run.ranks if rank.end and rank.end.reason == "exception"]
-    if raised:
+    by_us = any(end.reason == "steps" for end in run.ends())
+    if raised and not (by_us and run.uncovered("steps")):  # else the others were waiting for a rank that we ended
         rank, end = raised[0]
         return [failed("failed", f"the script failed after step {end.step}", f"rank {rank}: {end.error or said}")]
-    by_us = any(end.reason == "steps" for end in run.ends())
     if outcome.ended_by in ("timeout", "disk"):
         return [unknown(f"the run did not end: {outcome.reason or outcome.ended_by}", f"{run.last_step} steps taken")]
     if outcome.exit_code != 0 and not by_us:

@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import records
 from . import random_state
+from .imports import on_import
 from .state import Probe
 
 SHORT_SECONDS = 5.0  # a launcher may then wait 30 s for ranks that do not end on SIGTERM
@@ -38,6 +39,19 @@ class World:
             made = self._wrapped(getattr(module, name), name == "init_process_group")
             for holder in (module, distributed):
                 setattr(holder, name, made)
+        on_import("torch.distributed.algorithms.join", self.probe.safe("steps")(self._wrap_join))
+
+    def _wrap_join(self, module: Any) -> None:
+        enter = module.Join.__enter__
+
+        @functools.wraps(enter)
+        def call(join: Any) -> Any:
+            if getattr(join, "_enable", True):
+                reason = "ranks take unequal numbers of steps (torch.distributed.algorithms.Join)"
+                self.probe.uncovered("steps", reason)
+            return enter(join)
+
+        module.Join.__enter__ = call
 
     def _wrapped(self, function: Any, default: bool) -> Any:
         signature = inspect.signature(function)
