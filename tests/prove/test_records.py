@@ -51,30 +51,33 @@ def test_a_damaged_outcome_leaves_the_start_without_one(change: dict[str, Any], 
     assert observed.read("whole", tmp_path).outcome is None
 
 
-def _process(directory: Path, pid: int, steps: int, *, shared: bool) -> None:
-    """Write a process without a launcher, that takes steps."""
+def _process(directory: Path, pid: int, steps: int, *, shared: bool, changed_at: int = 0) -> None:
+    """Write a process without a launcher, that takes steps. Another one changes the parameters before one step."""
     writer = records.Writer(directory / f"rank-0-{pid}.jsonl")
     for event in made.rank(0, last=steps, world=1).events:
         if isinstance(event, records.Step):
             event.shared = shared
+            event.parameters_before += "!" * (event.step == changed_at)
         if not isinstance(event, records.World):
             writer.write(event)
 
 
 @pytest.mark.parametrize(
-    ("steps", "shared", "ranks", "said"),
+    ("steps", "shared", "changed_at", "ranks", "said"),
     [
-        ((12, 11), True, 2, "PASS 2 processes train one model in shared memory"),
-        ((12, 11), False, 1, "CANNOT TELL 2 processes train, and torch.distributed was never initialised"),
-        ((12, 2), False, 1, "PASS one process was started, and it trains alone"),
-        ((12,), True, 1, "PASS one process was started, and it trains alone"),
+        ((12, 11), True, 5, 2, "PASS 2 processes train one model in shared memory"),
+        ((12, 11), True, 0, 2,
+         "CANNOT TELL 2 processes train in shared memory; no step shows that they train one model"),
+        ((12, 11), False, 5, 1, "CANNOT TELL 2 processes train, and torch.distributed was never initialised"),
+        ((12, 2), False, 0, 1, "PASS one process was started, and it trains alone"),
+        ((12,), True, 0, 1, "PASS one process was started, and it trains alone"),
     ],
-)
+)  # fmt: skip
 def test_processes_that_train_without_ranks(
-    steps: tuple[int, ...], shared: bool, ranks: int, said: str, tmp_path: Path
+    steps: tuple[int, ...], shared: bool, changed_at: int, ranks: int, said: str, tmp_path: Path
 ) -> None:
     for pid, count in enumerate(steps, 100):
-        _process(tmp_path, pid, count, shared=shared)
+        _process(tmp_path, pid, count, shared=shared, changed_at=changed_at)
     records.write_outcome(tmp_path, records.Outcome("whole", "itself", exit_code=0))
     run = observed.read("whole", tmp_path)
     assert len(run.ranks) == ranks

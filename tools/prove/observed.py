@@ -131,7 +131,7 @@ class Run:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the processes step the same parameters, in memory that they share."""
+        """Whether processes without ranks hold their parameters in shared memory."""
         alone = not self.worlds() and all(rank.begin.world == 1 for rank in self.ranks)
         return alone and len(self.ranks) > 1 and all(step.shared for rank in self.ranks for step in rank.steps)
 
@@ -227,11 +227,11 @@ def read(name: str, directory: Path) -> Run:
     except (OSError, ValueError, TypeError, AttributeError):
         return Run(name, None)
     by_rank: dict[int, list[Rank]] = {}
-    for (rank, _), events in sorted(records.ranks(directory).items()):
+    for (rank, _), events in records.ranks(directory).items():
         if any(isinstance(event, Begin) for event in events):
             by_rank.setdefault(rank, []).append(Rank(rank, events))
     # A rank may start several processes: the one that took most steps is the training.
-    ranks = [max(processes, key=_weight) for _, processes in sorted(by_rank.items())]
+    ranks = [max(processes, key=_weight) for processes in by_rank.values()]
     beside = _beside(ranks[0], by_rank[ranks[0].rank]) if len(ranks) == 1 else []
     if beside and all(step.shared for process in beside for step in process.steps):
         ranks, beside = [Rank(place, process.events) for place, process in enumerate(beside)], []

@@ -18,13 +18,25 @@ def judge(proof: Proof) -> list[Finding]:
     if started == 1 and len(run.ranks) == 1:
         return [passed("one process was started, and it trains alone")]
     if run.shares_memory:
-        return [passed(f"{len(run.ranks)} processes train one model in shared memory")]
+        return [_in_shared_memory(run)]
     silent = sorted(set(range(started)) - {rank.rank for rank in run.ranks if rank.steps})
     if silent:
         return [unknown(f"{started} ranks were started; no step was seen of rank {', '.join(map(str, silent[:8]))}")]
     blind = run.uncovered("collectives")
     found = _group(run, started) or [*_collectives(run, blind), *_equal(run)]
     return found or [passed(f"{started} ranks form one world; collectives run in each step; {_kept(run)}")]
+
+
+def _in_shared_memory(run: Run) -> Finding:
+    """Look for a step before which another process has changed the parameters: two models may lie in shared memory."""
+    for rank in run.ranks:
+        last: dict[int, str] = {}
+        for step in rank.steps:
+            if last.get(step.optimizer, step.parameters_before) != step.parameters_before:
+                text = f"process {rank.rank}, before step {step.step}: another process has changed the parameters"
+                return passed(f"{len(run.ranks)} processes train one model in shared memory", text)
+            last[step.optimizer] = step.parameters_after
+    return unknown(f"{len(run.ranks)} processes train in shared memory; no step shows that they train one model")
 
 
 def _kept(run: Run) -> str:
