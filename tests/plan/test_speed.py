@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from tests.plan.runs import H100, LLAMA, run
-from tools.plan import speed
-from tools.plan.layout import CARDS, FITTED, Layout, Machine
+from tools.plan import calibrate, speed
+from tools.plan.layout import CARDS, FITTED, Card, Layout, Machine, Shape
 from training.device.peaks import card_peak
 
 
@@ -85,3 +85,42 @@ def test_an_explanation_multiplies_to_its_seconds(recompute: str, adapters: dict
     (attention,) = (one for one in speed.terms(LLAMA, layout, H100, FITTED) if one.name == "attention")
     rate = H100.card.peak * FITTED["flash2 H100"] / (1 + FITTED["short rows"] / 8192)
     assert flop(attention.how) / rate == pytest.approx(attention.seconds)
+
+
+def on_a_cpu(layout: Layout, shape: Shape, peak: float = 80e9) -> dict[str, float]:
+    """Seconds of a step by part, on processes of a CPU."""
+    card = Card("CPU", peak, None, calibrate.CPU["bandwidth"], calibrate.CPU["link"], "CPU", "measured by the trainer")
+    fitted = {**FITTED, "matmul CPU": 0.9}
+    machine = Machine(card, calibrate.CPU["link"], "TCP")
+    return {one.name: one.seconds for one in speed.terms(shape, layout, machine, fitted)}
+
+
+TINY = Shape(256, 768, 4, 4, 2, 4096)
+ON_A_CPU = Layout(256, 4, gpus=2, per_node=1, attention="eager", on_cpu=True)
+
+
+def test_narrow_products_are_slower_on_a_cpu() -> None:
+    """A fourth of each width is a sixteenth of the arithmetic, and takes longer than a sixteenth of the time."""
+    narrow = replace(TINY, hidden=64, inner=192)
+    wide, thin = (on_a_cpu(ON_A_CPU, shape)["MLP products"] for shape in (TINY, narrow))
+    assert 1.3 < 16 * thin / wide < 1.5
+    assert thin / wide == pytest.approx((64 + 32) / (256 + 32) / 4, rel=0.1)
+
+
+def test_a_cpu_hides_no_exchange() -> None:
+    """A card hides the gradients of such a model behind the backward pass; a processor sums them itself."""
+    name, nbytes = "exchange of weights and gradients", 4 * TINY.parameters
+    assert on_a_cpu(ON_A_CPU, TINY)[name] == pytest.approx(nbytes / 1.04e9, rel=0.1)
+    assert on_a_cpu(replace(ON_A_CPU, gpus=1), TINY)[name] == 0
+
+
+def test_a_faster_cpu_is_faster_between_the_products_too() -> None:
+    slow, fast = (on_a_cpu(ON_A_CPU, TINY, peak) for peak in (40e9, 160e9))
+    assert slow["memory-bound parts"] > 3 * fast["memory-bound parts"]
+    assert slow["attention"] == pytest.approx(4 * fast["attention"], rel=0.1)
+
+
+def test_gelu_takes_longer_than_swiglu_on_a_cpu() -> None:
+    """Its error function is most of the work between BERT's products."""
+    swish, gelu = (on_a_cpu(ON_A_CPU, replace(TINY, gated=gated)) for gated in (True, False))
+    assert gelu["memory-bound parts"] > swish["memory-bound parts"]

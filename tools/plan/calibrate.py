@@ -19,9 +19,10 @@ USUAL = statistics.median(
     FITTED[f"flash2 {card}"] / FITTED[f"matmul {card}"] for card in {one.efficiency for one in CARDS.values()}
     if {f"flash2 {card}", f"matmul {card}"} <= FITTED.keys()
 )  # fmt: skip
-# Bytes/s of kernels that are not products: from their time in cpu/llama-tiny and cpu/llama-tiny-lora by torch 2.15's
-# profiler, on an AMD EPYC with two ranks of one core. Bytes/s between processes: an assumption.
-CPU = {"bandwidth": 9.5e9, "link": 5.0e9}
+# Bytes/s at which weights are copied and updated: from the time of those kernels in cpu/llama-tiny by torch 2.15's
+# profiler, on an AMD EPYC with two ranks of one core. Bytes/s between processes: gloo's all-reduce of two ranks there,
+# 1.0 GB/s of its 4 to 34 MB, over the share of a link that a plan counts.
+CPU = {"bandwidth": 9.5e9, "link": 2.6e9}
 
 
 def fitted(plan: Plan, step_s: float) -> dict[str, float]:

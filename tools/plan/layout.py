@@ -90,6 +90,13 @@ class Shape:
     def parameters(self) -> int:
         return self.layers * self.block + self.outer
 
+    def tensors(self, rank: int = 0) -> int:
+        """Return the number of trained tensors; with adapters of `rank`, two for each linear layer."""
+        linears = 7 if self.gated else 6
+        if rank:
+            return self.layers * 2 * linears
+        return self.layers * (linears + 2) + 3 if self.gated else self.layers * (2 * linears + 4) + 15
+
     @property
     def flops_per_token(self) -> int:
         """Forward and backward pass without attention: 6 for each parameter that multiplies a token."""

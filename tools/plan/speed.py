@@ -22,9 +22,14 @@ OPTIMIZER = 32  # bytes moved for each weight and step: AdamW reads four and wri
 QUANTISED = {"fp8": 4, "fp8-rowwise": 4, "fp8-te": 1}
 # FlashAttention in Triton is slower than FlashAttention 2: by 1.3 to 2.5 (Dao 2023, arXiv 2307.08691).
 FIRST_FLASH = 1.3
-# The smallest dimension with which a processor computes products at full speed: those of rank 8 reach a fifth of it
-# (torch 2.15's profiler in cpu/llama-tiny-lora on an AMD EPYC, two ranks of one core).
-CPU_NARROW = 40
+# Processors, by torch 2.15's profiler in the CPU cells on an AMD EPYC with AVX2, two ranks of one core. Products are
+# slower with a narrow side: d / (d + 32) of the full speed, so a fifth with the rank 8 of an adapter.
+CPU_NARROW = 32
+# Between the products, a processor computes more than it moves: FLOP of products in the time of one value, forward and
+# backward. Values of the residual stream, of SwiGLU, of GELU, scores of plain attention, logits.
+CPU_VALUES = {"stream": 1070, "gated": 380, "GELU": 535, "score": 275, "logit": 460}
+CPU_FORWARD = 0.4  # share of the forward pass in them
+CPU_TENSOR = 0.15e-3  # seconds a step for each trained tensor: gradient hooks, clipping, the optimizer, their Python
 # Share of the forward pass that is computed again: (matrix products, attention, the rest).
 AGAIN = {
     "none": (0, 0, 0),
@@ -103,11 +108,16 @@ class _Clock:
     def _on_cpu(self) -> bool:
         return self.machine.card.efficiency == "CPU"
 
+    @property
+    def _rate(self) -> float:
+        return self.machine.card.peak * self.fitted[f"matmul {self.machine.card.efficiency}"]
+
     def _product(self, rows: float, inner: float, outer: float, fp8: bool = False) -> float:
         """A matrix product: its FLOP at the card's rate, and the share of its reads that is not hidden."""
-        rate = self.machine.card.peak * self.fitted[f"matmul {self.machine.card.efficiency}"]
-        if fp8:
-            rate *= self.fitted[self.layout.precision]
+        rate = self._rate * (self.fitted[self.layout.precision] if fp8 else 1)
+        if self._on_cpu:
+            narrow = min(rows, inner, outer)
+            rate *= narrow / (narrow + CPU_NARROW)
         moved = HALF * (rows * inner + inner * outer + rows * outer)
         return 2 * rows * inner * outer / rate + self.fitted["matmul reads"] * moved / self._bandwidth
 
@@ -121,8 +131,7 @@ class _Clock:
             forward, backward = found.get(kind, (0.0, 0.0))
             found[kind] = forward + one, backward + one * (again + (1 if layout.trained is not None else 2))
         if layout.rank:
-            rank = max(layout.rank, CPU_NARROW) if self._on_cpu else layout.rank
-            adapter = scale * self._product(layout.tokens, layout.targets / layout.tensor, rank)
+            adapter = scale * self._product(layout.tokens, layout.targets / layout.tensor, layout.rank)
             found["adapters"] = adapter, adapter * (2 + again)
         return found
 
@@ -154,12 +163,21 @@ class _Clock:
         width, scores = shape.queries / shape.heads, layout.tokens / layout.length * shape.heads / layout.tensor
         product = 2 * self._product(layout.length, width, layout.length)
         moved = 3 * (FULL + FULL + HALF) * layout.length**2 / self._bandwidth
-        forward = (product + moved) * scores * shape.layers / layout.pipeline
-        return forward, forward * (2 + _again(layout.recompute)[1])
+        passes = product + moved, 2 * (product + moved)
+        if self._on_cpu:
+            softmax = CPU_VALUES["score"] * layout.length**2 / self._rate
+            passes = product + CPU_FORWARD * softmax, 2 * product + (1 - CPU_FORWARD) * softmax
+        forward, backward = (one * scores * shape.layers / layout.pipeline for one in passes)
+        return forward, backward + _again(layout.recompute)[1] * forward
 
     def _moved(self) -> tuple[float, float]:
-        """Everything between the products: bytes over bandwidth."""
+        """Everything between the products: bytes over bandwidth, on a processor its arithmetic."""
         layout, shape = self.layout, self.shape
+        if self._on_cpu:
+            active = CPU_VALUES["gated" if shape.gated else "GELU"] * shape.inner * shape.chosen
+            values = (CPU_VALUES["stream"] * shape.hidden * layout.tensor + active) * layout.tokens * shape.layers
+            forward = CPU_FORWARD * values / layout.model_ranks / self._rate
+            return forward, forward / CPU_FORWARD - forward + _again(layout.recompute)[2] * forward
         stream, turned, inner = MOVED[layout.kernels, shape.gated]
         inside = [
             stream[way] * shape.hidden * (1 if layout.sequence else layout.tensor)
@@ -177,8 +195,10 @@ class _Clock:
         return forward, backward + _again(layout.recompute)[2] * forward
 
     def _logits(self) -> float:
-        moved = LOGIT[self.layout.kernels] * self.layout.predicted * self.shape.vocab
-        return moved / self.layout.model_ranks / self._bandwidth
+        logits = self.layout.predicted * self.shape.vocab / self.layout.model_ranks
+        if self._on_cpu:
+            return CPU_VALUES["logit"] * logits / self._rate
+        return LOGIT[self.layout.kernels] * logits / self._bandwidth
 
     def _weights(self) -> float:
         held = self.shape.parameters / self.layout.model_ranks
@@ -188,7 +208,8 @@ class _Clock:
     def _optimizer(self) -> float:
         trained = self.layout.trained or self.shape.parameters
         local = trained / self.layout.model_ranks / self.layout.state_ranks
-        return OPTIMIZER * local / self._bandwidth
+        calls = CPU_TENSOR * self.shape.tensors(self.layout.rank) if self._on_cpu else 0
+        return OPTIMIZER * local / self._bandwidth + calls
 
     def _gather(self, nbytes: float, ranks: int, stride: int) -> float:
         """All-gather or reduce-scatter of `nbytes` over `ranks`."""
@@ -242,7 +263,12 @@ class _Clock:
         return max(needs)
 
     def _exposed(self, exchange: float, compute: float) -> float:
-        """What the computation does not hide, and what it is slowed down by sharing the card."""
+        """What the computation does not hide, and what it is slowed down by sharing the card.
+
+        A processor does both itself, so that it hides nothing.
+        """
+        if self._on_cpu:
+            return exchange
         return max(0.0, exchange - compute) + self.fitted["contention"] * min(exchange, compute)
 
     def _tensor(self) -> float:
@@ -296,7 +322,6 @@ class _Clock:
         """Return the arithmetic of a part, and the fitted constants in it."""
         layout, shape, again = self.layout, self.shape, _again(self.layout.recompute)
         passes = f"; {layout.accumulation} passes" if layout.accumulation > 1 else ""
-        bus = f"{self._bandwidth / 1e12:.3g} TB/s"
         rate = (f"matmul {self.machine.card.efficiency}", "matmul reads", "bandwidth")
         fp8 = (layout.precision,) if layout.precision.startswith("fp8") else ()
         divided = f" / {layout.model_ranks}" if layout.model_ranks > 1 else ""
@@ -312,7 +337,6 @@ class _Clock:
             times = f"(1 + {back} + {again[0]:g} again) x {shape.layers // layout.pipeline} layers"
             return f"2 x {layout.tokens:,} tokens x [{shapes}] x {times}: {reached}{passes}", (*rate, *fp8)
         head = f"{shape.hidden}x{shape.vocab // layout.tensor}"
-        moved = f"{seconds * self._bandwidth / 1e9:,.0f} GB"
         ways = 10 if layout.recompute == "full" else 8
         rows: dict[str, tuple[str, tuple[str, ...]]] = {
             "output head": (f"2 x {layout.predicted:,} tokens x {head} x (1 + {back}){passes}", rate),
@@ -322,8 +346,8 @@ class _Clock:
                 (_kernel(layout, self.machine), "short rows"),
             ),
             "memory-bound parts": (
-                f"{moved} of norms, rotation, activation, logits and copies of weights in {layout.kernels} kernels"
-                f" at {bus}{passes}",
+                f"{self._between(seconds)} of norms, rotation, activation, logits and copies of weights in"
+                f" {layout.kernels} kernels{passes}",
                 ("bandwidth", *(("eager",) if layout.kernels == "eager" else ())),
             ),
             "tensor parallelism": (
@@ -336,15 +360,29 @@ class _Clock:
                 f" attention{passes}",
                 ("contention", "latency"),
             ),
-            "optimizer": (f"{OPTIMIZER} B a weight of the rank: {moved} at {bus}", ("bandwidth",)),
+            "optimizer": (self._updated(), ("bandwidth",)),
             "exchange of weights and gradients": (self._exchanged(), ("contention", "latency")),
             "pipeline bubble": (f"({layout.pipeline} - 1) / {layout.interleave} of a pass", ()),
         }  # fmt: skip
         if name == "attention" and layout.attention == "eager":
-            square = f"2 products of {layout.length:,}x{layout.length:,} and 3 passes of its scores through memory"
+            square = f"2 products of {layout.length:,}x{layout.length:,} and "
+            square += "the softmax of its scores" if self._on_cpu else "3 passes of its scores through memory"
             text = f"{square}, for each head and sequence, x (1 + 2 + {again[1]:g} again) x {shape.layers} layers"
             return f"{text}{divided}{passes}", rate
         return rows[name]
+
+    def _between(self, seconds: float) -> str:
+        """Return what these seconds are of, between the products, in words."""
+        if self._on_cpu:
+            return f"the time of {seconds * self._rate / 1e9:,.0f} GFLOP of products: the arithmetic"
+        return f"{seconds * self._bandwidth / 1e9:,.0f} GB at {self._bandwidth / 1e12:.3g} TB/s:"
+
+    def _updated(self) -> str:
+        """Return what the optimizer does, in words."""
+        moved = f"{OPTIMIZER} B a weight of the rank at {self._bandwidth / 1e12:.3g} TB/s"
+        if not self._on_cpu:
+            return moved
+        return f"{moved}; {CPU_TENSOR * 1e3:g} ms for each of {self.shape.tensors(self.layout.rank)} tensors"
 
     def _keys(self) -> float:
         """Return the keys that a token attends to, on average of the layers; half of its row under a causal mask."""
