@@ -6,9 +6,12 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
+
+from tests.faults.bed import alive
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -83,6 +86,20 @@ def test_continuous_integration_runs_each_target_once_in_a_clean_environment(mak
     assert called == ["setup", "lint", "types", "test", "test-security", "test-smoke", "test-cluster"]
     assert "PIP_INDEX_URL=kept" in done.stdout
     assert not re.search(r"(?m)^(PYTHONPATH|VIRTUAL_ENV|RANK)=", done.stdout)
+
+
+def test_continuous_integration_builds_the_cluster_beside_the_tests(make: Path) -> None:
+    """The tests begin while the build runs; a failure ends both."""
+    build = 'if [ "$1" = test-cluster-programs ]; then echo $$ >building; exec sleep 170; fi\n'
+    wait = 'if [ "$1" = test ]; then until [ -s building ]; do sleep 0.1; done; exit 1; fi'
+    done = integration(make, build + wait)
+    assert done.returncode != 0
+    assert re.findall(r"called: (.*)", done.stdout) == ["setup", "lint", "types", "test"]
+    pid = int((make.parents[1] / "building").read_text())
+    deadline = time.monotonic() + 30
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive(pid)
 
 
 def test_continuous_integration_stops_at_the_first_failure(make: Path) -> None:
