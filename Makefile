@@ -32,7 +32,7 @@ export PROMPT
 # These would redirect an import or an installation.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
 
-.PHONY: help setup setup-track setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-smoke test-long test-long-all test-security audit test-cluster test-cluster-programs test-cluster-all test-flux test-storage test-monitoring test-browser test-track test-bench faults faults-all test-images test-neuron bench bench-all bench-gpu bench-packages bench-restart prove-bench bench-data plan-error lint format types docs docs-serve ci lock lock-neuron clean purge
+.PHONY: help setup setup-track setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-smoke test-long test-long-all test-security audit test-cluster cluster-programs test-cluster-all test-flux test-storage test-monitoring test-browser test-track test-bench faults faults-all test-images test-neuron bench bench-all bench-gpu bench-packages bench-restart prove-bench bench-data plan-error lint format types docs docs-serve ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -154,7 +154,7 @@ test-storage: setup-dev ## Run the tests of checkpoints in a bucket on a real S3
 test-cluster: setup-dev ## Run the tests on a real cluster that is started for them (the first run builds Kubernetes)
 	@.venv/bin/python -m tests.cluster build; exec $(PYTEST) --numprocesses 2 tests/cluster -m "not cluster_all" $(ARGS)
 
-test-cluster-programs: setup-dev ## Only build what test-cluster starts: Kubernetes, the training operator, kwok
+cluster-programs: setup-dev ## Only build what test-cluster starts: Kubernetes, the training operator, kwok
 	@exec .venv/bin/python -m tests.cluster build
 
 test-cluster-all: setup-dev ## Run the long tests too: lost nodes, an elastic job, TrainJobs, queues, Volcano, 1,024 nodes, Kubernetes 1.35 and 1.33
