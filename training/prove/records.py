@@ -146,7 +146,7 @@ class Save:
 class Uncovered:
     """Something that this probe cannot observe here. Claims that need it are CANNOT TELL with this reason."""
 
-    what: str  # "optimizer", "batches", "random", "collectives", "saves", "gradients", "steps"
+    what: str  # "optimizer", "batches", "random", "collectives", "saves", "gradients", "steps", "replicas"
     reason: str
 
 

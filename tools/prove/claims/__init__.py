@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tools.core import State, Verdict, output, tables, worst
+from tools.prove import by_hand
 from tools.prove.observed import TABLE, Proof, Run
 
 NAMES: list[str] = list(TABLE["claims"])
@@ -51,6 +52,7 @@ def judge(name: str, proof: Proof) -> Verdict:
     reason = not_trained(whole) if name != "trains" else ""
     said = [f"the log says: {whole.complaint()}"] if reason and whole.complaint() else []
     reason = reason or (whole.uncovered("steps") if name in BY_STEP else "")
+    reason = reason or (by_hand.reason(whole) if name in by_hand.CLAIMS else "")
     findings = [unknown(reason, *said)] if reason else module.judge(proof)
     return verdict(name, findings, whole)
 

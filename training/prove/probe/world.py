@@ -12,6 +12,7 @@ from . import random_state
 from .imports import on_import
 from .state import Probe
 
+POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 SHORT_SECONDS = 5.0  # a launcher may then wait 30 s for ranks that do not end on SIGTERM
 DEFAULT_SECONDS = 1800.0  # of gloo; torch.distributed.constants.default_pg_timeout
 NCCL_SECONDS = 600.0  # torch.distributed.constants.default_pg_nccl_timeout, which is None without CUDA
@@ -39,7 +40,20 @@ class World:
             made = self._wrapped(getattr(module, name), name == "init_process_group")
             for holder in (module, distributed):
                 setattr(holder, name, made)
+        for name in POINT_TO_POINT:
+            sent = self._sent(getattr(module, name))
+            for holder in (module, distributed):
+                setattr(holder, name, sent)
         on_import("torch.distributed.algorithms.join", self.probe.safe("steps")(self._wrap_join))
+
+    def _sent(self, function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.probe.forward_calls:
+                self.probe.uncovered("replicas", "ranks send tensors to each other: they may hold parts of one model")
+            return function(*args, **kwargs)
+
+        return call
 
     def _wrap_join(self, module: Any) -> None:
         enter = module.Join.__enter__
