@@ -12,8 +12,9 @@ from tests.prove.made import changed, every
 from tests.prove.parts import Started, launch
 from tools.core import State
 from tools.prove import by_hand, claims
-from tools.prove.observed import Rank, Run
-from training.prove.records import Batch, Peers, Step, Uncovered
+from tools.prove.claims import world
+from tools.prove.observed import Proof, Rank, Run
+from training.prove.records import Batch, Outcome, Peers, Step, Uncovered
 
 
 def halves(run: Run) -> None:
@@ -144,7 +145,7 @@ PIPELINE = """
 
 
 def seen(done: Started) -> Run:
-    return Run("whole", None, [Rank(rank, events) for rank, events in sorted(done.ranks.items())])
+    return Run("whole", Outcome("whole", "itself"), [Rank(rank, events) for rank, events in sorted(done.ranks.items())])
 
 
 def test_tensor_parallelism_by_hand_is_seen_by_its_tensors(tmp_path: Path) -> None:
@@ -160,3 +161,40 @@ def test_a_pipeline_by_hand_is_seen_by_what_it_sends(tmp_path: Path) -> None:
     done = launch(tmp_path, PIPELINE, steps=9)
     assert {event.what for event in done.all(Uncovered)} == {"replicas"}, done.output
     assert by_hand.reason(seen(done)) == "ranks send tensors to each other: they may hold parts of one model"
+
+
+SLICES = """
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(7, 2)
+    flat, gradients, at = torch.zeros(16), torch.zeros(16), 0
+    for one in model.parameters():
+        part = slice(at, at + one.numel())
+        flat[part], one.grad = one.data.flatten(), gradients[part].view_as(one)
+        one.data, at = flat[part].view_as(one), part.stop
+    mine = torch.nn.Parameter(flat.chunk(world)[rank].clone())
+    optimizer = torch.optim.AdamW([mine], lr=0.01)
+    torch.manual_seed(rank)
+    for step in range(4):
+        model(torch.randn(4, 7)).pow(2).mean().backward()
+        dist.all_reduce(gradients)
+        mine.grad = gradients.chunk(world)[rank] / world
+        optimizer.step()
+        dist.all_gather_into_tensor(flat, mine.detach())
+        gradients.zero_()
+    dist.destroy_process_group()
+"""
+
+
+def test_a_model_is_compared_where_the_optimizer_holds_slices_of_it(tmp_path: Path) -> None:
+    """An optimizer that is sharded by hand: its tensors differ between the ranks, the model does not."""
+    done = launch(tmp_path, SLICES, steps=9)
+    held = [{step.parameters_after for step in done.of(rank, Step)} for rank in (0, 1)]
+    assert not held[0] & held[1]
+    proof = Proof({"whole": seen(done)}, 9)
+    assert [one.state for one in world.judge(proof)] == [State.PASS], done.output
+    done.of(1, Step)[2].model_before += " other"
+    (found,) = world.judge(proof)
+    assert (found.name, found.state) == ("parameters-differ", State.FAIL)

@@ -126,6 +126,7 @@ class Step:
     sharded: bool = False  # some parameters are shards: equality over ranks says nothing
     shared: bool = False  # the parameters lie in memory that processes share
     tensors: dict[str, str] = field(default_factory=dict)  # parameters before the step by name, at most 4,096
+    model_before: str = ""  # the parameters of the modules, where the optimizer holds none of them
     probe_seconds: float = 0.0
 
 

@@ -82,7 +82,9 @@ def _equal(run: Run) -> list[Finding]:
     for first, other in _copies(run):
         pairs = zip(first.steps, other.steps, strict=False)
         for left, right in pairs:
-            if left.parameters_after == right.parameters_after:
+            if left.parameters_after == right.parameters_after or (
+                left.model_before and left.model_before == right.model_before
+            ):
                 continue
             if left.tensors and right.tensors and not left.tensors.keys() & right.tensors.keys():
                 return [unknown("the ranks hold different parameters: they cannot be compared")]

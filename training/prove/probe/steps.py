@@ -229,6 +229,7 @@ class Steps:
             gradients=gradient,
             state=hashed(*plain, kept),
             tensors=dict(zip(labels[:TENSORS], found)),
+            model=self._model(parameters, names),
             zero=zero and any(one.requires_grad for one in parameters),  # frozen ones have none for a good reason
             none=not gradients,
             finite=finite,
@@ -247,6 +248,13 @@ class Steps:
             for name, parameter in module.named_parameters():
                 found.setdefault(id(parameter), name)
         return found
+
+    def _model(self, parameters: list[Any], names: dict[int, str]) -> str:
+        """Return a digest of what the modules train, where the optimizer holds copies or slices of it instead."""
+        if any(id(one) in names for one in parameters):
+            return ""
+        held = {id(one): one for module in self.forwards.modules for one in module.parameters() if one.requires_grad}
+        return hashed(*digests(self.torch, held.values())) if held else ""
 
     def _missing(self, names: dict[int, str]) -> list[str]:
         """Return parameters that get a gradient and are in no optimizer."""
@@ -311,6 +319,7 @@ class Steps:
                 sharded=any(map(is_sharded, parameters)) or any(map(self._is_flat, self.forwards.modules)),
                 shared=any(map(_is_shared, parameters[:1])),
                 tensors=before.tensors,
+                model_before=before.model,
                 probe_seconds=probe.busy,
             )
         )
@@ -339,6 +348,7 @@ class _Before:
         self.gradients: str = values["gradients"]
         self.state: str = values["state"]
         self.tensors: dict[str, str] = values["tensors"]
+        self.model: str = values["model"]
         self.zero: bool = values["zero"]
         self.none: bool = values["none"]
         self.finite: bool = values["finite"]
