@@ -134,7 +134,7 @@ test: setup-dev ## Run the tests (ARGS="tests/house -k lock")
 	@exec $(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal -m "not long" $(ARGS)
 
 test-smoke: setup-dev ## Run some of the long tests: killed runs that continue, some planted defects, the cheap faults
-	@exec $(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal -m smoke $(ARGS)
+	@exec $(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal -m smoke $(or $(ARGS),$$(grep -rl --include='test_*.py' 'pytest\.mark\.smoke' tests))
 
 test-long: setup-dev ## Run the long tests: training on two ranks, every printed command, programs built from source
 	@exec $(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal -m "long and not longest" --ignore=tests/bench $(ARGS)
