@@ -28,12 +28,13 @@ def _halves(first: Rank, other: Rank) -> str:
     if len(pairs) < 2 or alone or not batches or any(left.digest != right.digest for left, right in batches):
         return ""
     apart = _differing(*pairs[0])
-    kept = [name for name in pairs[0][0].tensors if not any(name in _differing(*pair) for pair in pairs)]
-    trained = [name for name in kept if pairs[0][0].tensors[name] != pairs[-1][0].tensors[name]]
+    ever = set[str]().union(*(_differing(*pair) for pair in pairs))
+    begun, ended = pairs[0][0].tensors, pairs[-1][0].tensors
+    trained = [name for name in begun.keys() - ever if begun[name] != ended.get(name, begun[name])]
     if not apart or not trained:
         return ""
     return (
-        f"ranks {first.rank} and {other.rank} read the same batches, {len(apart)} of {len(pairs[0][0].tensors)} tensors"
+        f"ranks {first.rank} and {other.rank} read the same batches, {len(apart)} of {len(begun)} tensors"
         f" differ on them from the first step on, and {len(trained)} that are trained stay equal: they may hold parts"
         " of one model"
     )

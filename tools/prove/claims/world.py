@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from tools.prove.claims import Finding, failed, passed, unknown
 from tools.prove.observed import Proof, Rank, Run, by_step
+from training.prove.records import Step
 
 
 def judge(proof: Proof) -> list[Finding]:
@@ -82,14 +83,17 @@ def _equal(run: Run) -> list[Finding]:
     for first, other in _copies(run):
         pairs = zip(first.steps, other.steps, strict=False)
         for left, right in pairs:
-            if left.parameters_after == right.parameters_after or (
-                left.model_before and left.model_before == right.model_before
-            ):
+            if _model(left) == _model(right):
                 continue
             if left.tensors and right.tensors and not left.tensors.keys() & right.tensors.keys():
                 return [unknown("the ranks hold different parameters: they cannot be compared")]
             return [_differ(first, other, left.step)]
     return []
+
+
+def _model(step: Step) -> str:
+    """Return the digest of the model's parameters: those of the optimizer may be copies or a rank's slice of them."""
+    return step.model_before or step.parameters_after
 
 
 def _apart(run: Run) -> int | None:

@@ -47,13 +47,18 @@ class World:
         on_import("torch.distributed.algorithms.join", self.probe.safe("steps")(self._wrap_join))
 
     def _sent(self, function: Any) -> Any:
+        note = self.probe.safe("replicas")(self._note_sent)
+
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self.probe.forward_calls:
-                self.probe.uncovered("replicas", "ranks send tensors to each other: they may hold parts of one model")
+            note()
             return function(*args, **kwargs)
 
         return call
+
+    def _note_sent(self) -> None:
+        if self.probe.forward_calls:
+            self.probe.uncovered("replicas", "ranks send tensors to each other: they may hold parts of one model")
 
     def _wrap_join(self, module: Any) -> None:
         enter = module.Join.__enter__
