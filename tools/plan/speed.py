@@ -208,8 +208,12 @@ class _Clock:
     def _optimizer(self) -> float:
         trained = self.layout.trained or self.shape.parameters
         local = trained / self.layout.model_ranks / self.layout.state_ranks
-        calls = CPU_TENSOR * self.shape.tensors(self.layout.rank) if self._on_cpu else 0
-        return OPTIMIZER * local / self._bandwidth + calls
+        return OPTIMIZER * local / self._bandwidth + self._calls
+
+    @property
+    def _calls(self) -> float:
+        """Seconds of a step in which a processor calls kernels for each trained tensor."""
+        return CPU_TENSOR * self.shape.tensors(self.layout.rank) if self._on_cpu else 0.0
 
     def _gather(self, nbytes: float, ranks: int, stride: int) -> float:
         """All-gather or reduce-scatter of `nbytes` over `ranks`."""
@@ -360,7 +364,7 @@ class _Clock:
                 f" attention{passes}",
                 ("contention", "latency"),
             ),
-            "optimizer": (self._updated(), ("bandwidth",)),
+            "optimizer": (self._updated(seconds), ("bandwidth",)),
             "exchange of weights and gradients": (self._exchanged(), ("contention", "latency")),
             "pipeline bubble": (f"({layout.pipeline} - 1) / {layout.interleave} of a pass", ()),
         }  # fmt: skip
@@ -377,9 +381,10 @@ class _Clock:
             return f"the time of {seconds * self._rate / 1e9:,.0f} GFLOP of products: the arithmetic"
         return f"{seconds * self._bandwidth / 1e9:,.0f} GB at {self._bandwidth / 1e12:.3g} TB/s:"
 
-    def _updated(self) -> str:
-        """Return what the optimizer does, in words."""
-        moved = f"{OPTIMIZER} B a weight of the rank at {self._bandwidth / 1e12:.3g} TB/s"
+    def _updated(self, seconds: float) -> str:
+        """Return what the optimizer does in these seconds, in words."""
+        total = f"{(seconds - self._calls) * self._bandwidth / 1e9:,.0f} GB"
+        moved = f"{OPTIMIZER} B a weight of the rank: {total} at {self._bandwidth / 1e12:.3g} TB/s"
         if not self._on_cpu:
             return moved
         return f"{moved}; {CPU_TENSOR * 1e3:g} ms for each of {self.shape.tensors(self.layout.rank)} tensors"
