@@ -10,7 +10,7 @@ from tests.plan import memory
 
 CASES = memory.read()
 # Compiled cases are left out: inductor's code, and so its buffers, differs by the vector units of the processor.
-AGAIN = ("ddp, fp32", "1B, hsdp")
+AGAIN = ("ddp, fp32", "fsdp, fp32", "1B, hsdp")
 
 
 @pytest.mark.parametrize("used", [True, False])
@@ -31,4 +31,4 @@ def test_no_plan_is_lower_than_measured_by_more_than_3_percent(case: memory.Case
 def test_the_measured_bytes_are_measured_again(name: str) -> None:
     (case,) = (one for one in CASES if one.name == name)
     ((_, nbytes),) = memory.measure([case])
-    assert nbytes == pytest.approx(case.measured, rel=0.02)
+    assert nbytes == pytest.approx(case.measured, rel=0.005)

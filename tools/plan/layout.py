@@ -175,8 +175,9 @@ class Layout:
     weight: int = FULL  # bytes of a trained weight
     moments: int = 2 * FULL  # bytes of the optimizer's state for a weight
     reduced: int = FULL  # bytes of a gradient in the exchange
-    # Bytes of a logit at the peak. A head and its loss compiled together: logits and their gradient in bf16 (4). Eager:
-    # logits, their logarithm and its gradient in fp32 (12). A loss that is compiled alone lies between.
+    # Bytes of a logit at the peak. A head and its loss compiled together: the gradient takes the logits' place, in
+    # bf16 (2) or fp32 (4). Eager: logits, their logarithm and its gradient in fp32 (12). A loss that is compiled alone
+    # lies between.
     logit: int = 10
     chunk: int = 0  # tokens whose logits exist at once; 0: all
     masked: int = 0  # words of a sequence that are predicted, in BERT; 0: all
@@ -204,7 +205,7 @@ class Layout:
             tensor=keys["tensor"], sequence=False,
             gathers=1 if (small if reshard == "auto" else not reshard) else 2, sync_each=not small,
             recompute=keys["activation_checkpointing"], kernels="eager" if device.compile == "off" else "compiled",
-            logit=12 if device.compile == "off" else 4,
+            logit=12 if device.compile == "off" else FULL if device.precision == "fp32" else HALF,
             attention="eager" if plain else "sdpa" if device.type == "cpu" else "flash2",
             precision="fp32" if device.precision == "fp32" else FLOAT8.get(device.float8, "bf16"),
             reduced=HALF if keys["reduce_precision"] == "bf16" else FULL,

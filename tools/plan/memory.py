@@ -212,11 +212,11 @@ class _Need:
         shape, layout = self.shape, self.layout
         ranks = layout.model_ranks
         if not layout.sharded:
-            again = layout.recompute in ("full", "selective") and layout.trained is None
+            again = layout.recompute not in ("none", "offload") and layout.trained is None
             count = 0 if self.whole else shape.outer + shape.block if again else self.trained
             return Term("bf16 copies", HALF * count // ranks, f"{_billions(count)} x {HALF} B, kept by autocast")
         if layout.gathers == 1:
-            twice = 0 if backward else shape.block  # what the last exchange received
+            twice = 0 if backward or layout.on_cpu else shape.block  # what the last exchange received
             count = (self.total - self._table + twice) // ranks + self._table
             how = f"{_billions(count)} kept{', one block twice,' if twice else ''} x {self.width} B, gathered"
             return Term("gathered weights", self.width * count, how)
@@ -242,7 +242,8 @@ class _Need:
         if how == "offload":  # each product and norm keeps a copy of its own
             copies = (4 * self.width + 2 * FULL) * self.shape.hidden
             return self._whole() + copies if self.layout.on_cpu else 0
-        return stream + int(_kept_share(how) * (self._whole() - stream))
+        kept = int(_kept_share(how) * (self._whole() - stream))
+        return stream + (min(kept, self._products()) if how.startswith("budget:") else kept)
 
     def activations(self) -> Term:
         """What all blocks keep for their backward pass."""
@@ -281,7 +282,8 @@ class _Need:
             how = f"{layout.predicted:,} tokens x {vocabulary:,} x {layout.logit} B"
             return Term("logits", layout.predicted * vocabulary * layout.logit // layout.tensor, how)
         width, words = self.width, vocabulary // layout.tensor
-        eager, product = layout.kernels == "eager", 0 if self.whole or layout.trained is not None else width
+        cast = FULL * layout.on_cpu  # a CPU casts the product before it adds it
+        eager, product = layout.kernels == "eager", 0 if self.whole or layout.trained is not None else width + cast
         values = max(3 * FULL * layout.chunk if eager else 0, product * hidden)
         head = 0 if layout.trained is not None else FULL * hidden
         nbytes = words * (values + width * layout.chunk + head) + 2 * width * layout.tokens * hidden
@@ -312,7 +314,7 @@ class _Need:
     def sent(self) -> Term:
         """The gradients of the block before, beyond the activations it freed, and of this one's widest product.
 
-        The first block has those of the head's inputs instead. On a CPU gloo sums copies, of two blocks at once.
+        The first block has those of the head's inputs instead. On a CPU gloo sums a copy.
         """
         shape, layout = self.shape, self.layout
         first = self.width * layout.tokens * shape.hidden
@@ -321,7 +323,7 @@ class _Need:
             return Term("gradients on their way", first, how)
         before = max(first, layout.reduced * shape.block // layout.tensor - layout.tokens * self._each)
         own = self.width * shape.hidden * shape.inner // layout.tensor
-        own += 2 * layout.on_cpu * layout.reduced * shape.block // layout.tensor
+        own += layout.on_cpu * layout.reduced * shape.block // layout.tensor
         how = f"{_billions(shape.block)} x {layout.reduced} B less its activations, and {_billions(own)} B beside them"
         return Term("gradients on their way", before + own, how)
 
@@ -339,8 +341,20 @@ class _Need:
     def _selected(self) -> int:
         """torchtitan's operators: the input, attention's output and every second matrix product's."""
         shape = self.shape
-        products = shape.queries + shape.narrow + shape.inner * shape.chosen + shape.hidden
+        last = shape.hidden * (self.layout.kernels == "eager")  # the compiler sees that nothing reads it again
+        products = shape.queries + shape.narrow + shape.inner * shape.chosen + last
         return self._stream() + self.width * (shape.queries + products) // self.layout.tensor
+
+    def _products(self) -> int:
+        """The most that the compiler keeps of a token under a budget, beside a block's input.
+
+        It keeps the results of products and attention and, for torch's kernel, the keys that it repeats. It computes
+        again whatever is cheap: norms, rotations, the activation, gate times up.
+        """
+        shape, layout = self.shape, self.layout
+        repeated = (shape.queries - shape.narrow) * (layout.attention == "sdpa")
+        products = 2 * (shape.queries + shape.narrow + shape.chosen * shape.inner) + shape.hidden + repeated
+        return self.width * products // layout.tensor
 
     def _whole(self) -> int:
         """What one block keeps of a token for its backward pass, in bytes.
