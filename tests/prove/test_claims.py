@@ -200,6 +200,7 @@ FINDINGS: dict[str, tuple[State, Callable[[Runs], Any]]] = {
     "torn/never-starts": (State.FAIL, lambda r: not_taken(r, "torn-later-again")),
     "torn/starts-anew": (State.FAIL, lambda r: r.update({"torn-later-again": run("torn-later-again")})),
     "torn/torn-file-used": (State.FAIL, lambda r: every(r["torn-later-again"], Step, parameters_before="half")),
+    "torn/ranks-apart": (State.FAIL, lambda r: r["torn-later-again"].ranks.__setitem__(0, rank(0))),
     "sigterm/ignored": (State.WARN, lambda r: r.update(term=made.hit(run("term"), "terminate", (0, 1), made.KILLED))),
     "sigterm/not-saved": (State.WARN, lambda r: without(r["term"], Save)),
     "sigterm/not-in-time": (State.WARN, lambda r: end(r, "term", ended_by="timeout")),

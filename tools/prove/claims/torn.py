@@ -44,8 +44,8 @@ def _place(again: Run, torn: Run, whole: Run, what: str, step: int, first: bool)
                       "its parameters are those of no earlier step")  # fmt: skip
     places = sorted({point.done for point in points if point})
     if len(places) > 1:
-        text = f"ranks continue after steps {', '.join(map(str, places))}"
-        return failed("torn-file-used", "the restart uses a torn checkpoint", what, text)
+        each = (f"rank {point.rank.rank} after step {point.done}" for point in points if point)
+        return failed("ranks-apart", "the ranks continue after different steps", what, ", ".join(each))
     done = places[0]
     if done == 0 and not first:
         return failed("starts-anew", "the restart starts anew and ignores the older checkpoint", what)
