@@ -292,6 +292,16 @@ def test_a_script_that_the_stand_in_cannot_carry_is_unknown(said: str, tried: bo
     assert ("unknown parameter type" in " ".join(found.evidence)) == unknown
 
 
+def test_the_log_of_a_run_without_a_step_is_quoted_once() -> None:
+    def broken(runs: Runs) -> None:
+        runs["whole"] = run("whole", exit_code=1, first=0, last=0, reason="exit")
+        runs["whole"].log = "RuntimeError: damaged"
+
+    verdicts = claims.judge_all(NAMES, changed(broken))
+    assert [any("damaged" in line for line in one.evidence) for one in verdicts] == [True] + 9 * [False]
+    assert "damaged" in judge("resume", changed(broken)).evidence[0], "alone, it quotes it too"
+
+
 def test_a_restart_that_hangs_after_a_torn_save_does_not_pass() -> None:
     def hang(runs: Runs) -> None:
         not_taken(runs, "torn-first-again")

@@ -56,7 +56,7 @@ def judged(made: Plan, notes: dict[str, str], options: Options, out: Path, secon
     asked = trials.asked(made.starts[0].command)
     tried = observed.read("whole", out / STAND_IN) if (out / STAND_IN).is_dir() else None
     proof = Proof(runs, made.steps, made.grace, notes, asked, bool(options.resume), tried)
-    verdicts = [claims.judge(name, proof) for name in options.claims]
+    verdicts = claims.judge_all(options.claims, proof)
     figures = {**figures_of(whole), "seconds of the proof": round(seconds, 1)}
     versions = next((end.versions for end in whole.ends()), {})
     return Result(verdicts, figures, _not_proven(whole), versions)

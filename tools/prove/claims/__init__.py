@@ -3,7 +3,7 @@
 import importlib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tools.core import State, Verdict, output, tables, worst
@@ -43,6 +43,14 @@ def unknown(reason: str, *evidence: str) -> Finding:
 
 
 Judge = Callable[[Proof], list[Finding]]
+
+
+def judge_all(names: Iterable[str], proof: Proof) -> list[Verdict]:
+    """Return the verdicts on several claims. Where no step was taken, only the first one quotes the log."""
+    first, *others = [judge(name, proof) for name in names]
+    if not_trained(proof.run("whole")):
+        others = [replace(one, evidence=[t for t in one.evidence if t not in first.evidence]) for one in others]
+    return [first, *others]
 
 
 def judge(name: str, proof: Proof) -> Verdict:
