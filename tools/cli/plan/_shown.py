@@ -93,7 +93,7 @@ def _shares(place: Place) -> bool:
 
 def _checkpoints(plan: Plan) -> list[tuple[str, str]]:
     mean, best, run = plan.between_failures_s, plan.best_interval_s, plan.run
-    stall = f"{plan.stall_s:,.{0 if plan.stall_s >= 1 else 1}f} s of training a save"
+    stall = f"a save stops training for {plan.stall_s:,.{0 if plan.stall_s >= 1 else 1}f} s"
     every = output.count(run.save_every, "step")
     rows = [("checkpoints", f"{output.size(plan.checkpoint_bytes)} every {every}, {stall}")]
     rows.append(("storage", f"{output.size(plan.stored_bytes)} for {run.kept} kept and one that is being written"))
@@ -102,7 +102,7 @@ def _checkpoints(plan: Plan) -> list[tuple[str, str]]:
         steps = max(1, round(best / plan.step_s))
         told = output.count(steps, "step") if steps < run.steps else "longer than the run"
         rows.append(("best interval", f"{duration(best / 3600)}, {told} (Daly 2006)"))
-    rows.append(("ETTR", f"{plan.ettr:.1%} of the time trains" if plan.ettr else "unknown"))
+    rows.append(("ETTR", f"training takes {plan.ettr:.1%} of the time" if plan.ettr else "unknown"))
     return rows
 
 
