@@ -150,11 +150,12 @@ class Loaders:
     def _next(self, of: Pass) -> int:
         """Return the number of the batch that the model has now: the last one, or one before it if a script prefetches.
 
-        A restart may skip batches. Then it reads several before the first one that the model has.
+        A restart may skip batches, by mistake also in later passes. Then it reads several before the first one that the
+        model has.
         """
         if of.ahead is None:
             waiting = max(of.read - of.used - 1, 0)
-            skipped = self.probe.restart and of.number in (0, None) and waiting > 1
+            skipped = self.probe.restart and waiting > 1
             of.ahead = 0 if skipped or waiting >= _AHEAD else waiting
         number = of.read - of.ahead
         return min(of.used + 1, of.read) if of.ahead and number <= of.used else number
