@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from tests.prove.parts import ROOT, launch
+from training.prove.probe.loaders import Loaders, Pass
 from training.prove.records import Batch, Begin, End, Injected, Loss, Peers, Save, Step, Uncovered, World
 
 DDP = ROOT / "tests/prove/scripts/ddp.py"
@@ -402,3 +405,10 @@ def test_a_torn_save_is_half_a_file_and_a_killed_rank(how: str, torn: str, whole
     # A script that renames has the whole file of its first save; one that overwrites has nothing else.
     assert whole is None or (tmp_path / whole).stat().st_size > injected.bytes
     assert len(done.of(0, Save)) == 1
+
+
+@pytest.mark.parametrize(("restart", "number"), [(True, 7), (False, 1)])
+def test_a_restart_that_reads_seven_batches_before_a_forward_pass_skips_six(restart: bool, number: int) -> None:
+    """In its second pass too. A run from the start reads them ahead."""
+    loaders = cast(Loaders, SimpleNamespace(probe=SimpleNamespace(restart=restart)))
+    assert Loaders._next(loaders, Pass(1, read=7)) == number
