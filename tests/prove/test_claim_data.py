@@ -1,0 +1,127 @@
+"""Which samples the ranks may share: one model on several ranks, streams, samplers and workers, on made-up records."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from tests.prove import made
+from tests.prove.changes import (
+    Runs,
+    averaged,
+    parted,
+    parted_twice,
+)
+from tests.prove.made import changed, every, healthy
+from tools.core.verdict import State, Verdict
+from tools.prove.claims import judge
+from training.prove.records import (
+    Batch,
+    Worker,
+)
+
+
+def test_ranks_that_train_apart_are_averaged_or_named() -> None:
+    assert "again after step 4" in judge("world", changed(averaged)).summary
+    never = judge("world", changed(lambda runs: averaged(runs, 99)))
+    assert never.details["findings"] == ["parameters-differ"]
+
+
+def test_what_the_ranks_of_one_model_read_is_said() -> None:
+    def differ(runs: Runs) -> None:
+        parted(runs)
+        every(runs["whole"], Batch, (1,), digest=lambda one: f"other {one.step}" if one.step % 2 else one.digest)
+
+    same, other, staged = (
+        judge("data", changed(change)) for change in (parted, differ, lambda runs: parted(runs, "pipeline"))
+    )
+    assert same.summary.endswith("read one batch")
+    assert "12 of 12 batches are equal" in same.evidence[0]
+    assert other.summary.endswith("read different batches")
+    assert "6 of 12 batches are equal" in other.evidence[0]
+    assert "equal" not in staged.evidence[0]
+
+
+def test_ranks_of_two_models_may_not_read_one_batch() -> None:
+    found = judge("data", changed(parted_twice))
+    assert found.details["findings"] == ["same-batches"]
+    assert "ranks 0 and 2" in found.evidence[0]
+
+
+def test_replicas_of_parts_are_compared_by_part() -> None:
+    """Ranks 0 and 1 hold stages of one model, and ranks 2 and 3 those of its copy."""
+
+    def staged(runs: Runs, wrong: int | None = None) -> None:
+        parted_twice(runs)
+        for one in runs["whole"].ranks:
+            for step in one.steps:
+                stage = f" of stage {one.rank % 2}{' changed' * (one.rank == wrong)}"
+                step.parameters_before, step.parameters_after = (
+                    digest + stage for digest in (step.parameters_before, step.parameters_after)
+                )
+
+    assert judge("world", changed(staged)).state is State.PASS
+    found = judge("world", changed(lambda runs: staged(runs, 3)))
+    assert found.details["findings"] == ["parameters-differ"]
+    assert "ranks 1 and 3" in found.evidence[0]
+
+
+def test_a_stream_that_all_ranks_read_in_other_orders_is_named() -> None:
+    """The ranks share a few samples at the beginning, and most of them at the end."""
+
+    def shuffled(runs: Runs) -> None:
+        for number, one in enumerate(runs["whole"].ranks):
+            for event in one.of(Batch):
+                first = event.step * 2
+                event.rows = [f"row{(at * (5 + 2 * number) + number * 11) % 24}" for at in (first, first + 1)]
+                event.passes, event.indices = None, []
+
+    assert judge("data", changed(shuffled)).details["findings"] == ["shared-samples"]
+
+
+def test_workers_of_two_ranks_may_not_share_a_state() -> None:
+    proof = healthy()
+    proof.runs["whole"].workers += [Worker(0, 0, 0, "numpy", "state 0 0", True)]
+    assert judge("data", proof).details["findings"] == ["equal-augmentation"]
+
+
+def _sampled(sampler: Callable[[int, int], list[int]], again: bool = False) -> Verdict:
+    """Return the verdict on claim 3 where both ranks read endless passes of two samples a step, by their indices."""
+
+    def change(runs: Runs) -> None:
+        for one in runs["whole"].ranks:
+            order = sampler(one.rank, 2 * made.STEPS)
+            for batch in one.batches:
+                batch.passes, batch.order = 0, None
+                batch.indices = [str(at) for at in order[2 * batch.step : 2 * batch.step + 2]]
+                batch.rows = [f"row{at}" for at in batch.indices]
+                batch.digest = f"{one.rank} {batch.number}"
+            if again:
+                one.events = [it for event in one.events for it in [event] * (1 + isinstance(event, Batch))]
+
+    return judge("data", changed(change))
+
+
+def _endless(rank: int, length: int) -> list[int]:
+    """Return the part of one rank of shuffled passes over 16 samples that follow each other without an end."""
+    whole = [at for one in range(9) for at in random.Random(one).sample(range(16), 16)]
+    return whole[rank::2][:length]
+
+
+def _augmented(rank: int, length: int) -> list[int]:
+    """Return the part of one rank of samples that come three times each, for another augmentation on other ranks."""
+    return [at for one in random.Random(1).sample(range(64), 64) for at in [one] * 3][rank::2][:length]
+
+
+def _own_orders(rank: int, length: int) -> list[int]:
+    return [at for one in range(9) for at in random.Random(9 * rank + one).sample(range(16), 16)][:length]
+
+
+def test_a_sampler_without_an_end_and_one_that_repeats_samples() -> None:
+    assert _sampled(_endless).state is State.PASS
+    assert _sampled(_endless, again=True).state is State.PASS
+    verdict = _sampled(_augmented)
+    assert verdict.state is State.PASS
+    assert "the sampler repeats samples" in verdict.evidence[0]
+    broken = _sampled(_own_orders), _sampled(_own_orders, again=True)
+    assert {one.state for one in broken} == {State.FAIL}

@@ -1,0 +1,29 @@
+"""What is read from a start: the complaint of its log."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.prove.made import run
+from tools.prove.observed import Run
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("Traceback (most recent call last):\n  File \"t.py\", line 3, in <module>\n    sys.exit(main())\n"
+         "ModuleNotFoundError: No module named 'x'\n    sys.exit(run())\nChildFailedError: \n", "ModuleNotFoundError"),
+        ("[rank1]: ValueError: no\n[rank1]:     raise RuntimeError\n", "ValueError: no"),
+        ("step 1\nstep 2\n", "step 2"),
+        ("step 1\nterminate called after throwing 'X'\n  what():  no room\n=====\n-----\n", "what(): no room"),
+        ("Root cause\n  Signal 6 (SIGABRT) received\n=====\n", "Signal 6 (SIGABRT) received"),
+    ],
+)  # fmt: skip
+def test_the_complaint_of_a_log(log: str, said: str) -> None:
+    assert said in Run("whole", None, log=log).complaint()
+
+
+@pytest.mark.parametrize(("code", "said"), [(0, ""), (1, "epoch 3")])
+def test_the_last_line_of_a_log_is_a_complaint_of_a_start_that_failed(code: int, said: str) -> None:
+    outcome = run("whole", exit_code=code).outcome
+    assert Run("whole", outcome, log="epoch 2\nepoch 3\n").complaint() == said
