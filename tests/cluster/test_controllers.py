@@ -30,6 +30,7 @@ from tools.cluster import platform
 from tools.cluster.cluster_env import Fact
 from tools.core import repo
 from tools.facts.instances import instance
+from tools.job.submit import RUNTIME_UNSEEN
 from tools.kube.manifests import Manifests, name_of, parse, written
 from tools.kube.selectors import ZONE
 from tools.workload import kinds
@@ -37,7 +38,6 @@ from tools.workload.pod import Pod
 
 CELL, SEEN = "overlays/cpu/llama-tiny", "overlays/g5/llama-3-2-1b"
 LARGE = "overlays/p5/llama-3-1-8b"  # four machines
-UNSEEN = "must be created before the TrainJob is created"
 SDK = repo.root() / "tests/cluster/kubeflow"
 FAULTS = (23, 43, 63)  # steps a little behind a checkpoint each
 SETTINGS = tuple(f"{key}={new}" for key, (_, new) in SHORT.items())
@@ -149,11 +149,11 @@ def test_every_cell_becomes_pods_as_a_trainjob(
 
 
 def _apply(kube: Kube, namespace: str, objects: list[Object]) -> None:
-    """Apply a TrainJob with its runtime, again where Trainer's webhook has not seen the runtime yet."""
+    """Apply a TrainJob with its runtime, again where a webhook has not seen the runtime yet."""
 
     def admitted() -> bool:
         done = kube.call("apply", "--server-side", f"--namespace={namespace}", "-f", "-", given=written(objects))
-        assert done.code == 0 or UNSEEN in done.err, done.err
+        assert done.code == 0 or RUNTIME_UNSEEN.search(done.err), done.err
         return done.code == 0
 
     kube.wait("admission", admitted, 60)

@@ -247,10 +247,21 @@ def test_submit_names_the_way_for_a_pytorchjob_that_is_not_a_cells(
 
 
 @pytest.mark.parametrize("refusals", [0, 1, 99])
-def test_submit_waits_until_trainer_sees_the_runtime(refusals: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The refusal that Trainer 2.3.0 gave to a TrainJob right behind its runtime, on a busy machine."""
-    said = 'TrainingRuntime "a" not found: specified trainingRuntime must be created before the TrainJob is created'
-    denied = 'Error from server (Forbidden): admission webhook "validator.trainjob.trainer.kubeflow.org" denied'
+@pytest.mark.parametrize(
+    ("webhook", "said"),
+    [
+        (
+            "validator.trainjob.trainer.kubeflow.org",
+            'TrainingRuntime "a" not found: specified trainingRuntime must be created before the TrainJob is created',
+        ),
+        ("vtrainjob.kb.io", "runtime 'a' not found"),
+    ],
+)
+def test_submit_waits_until_the_webhooks_see_the_runtime(
+    webhook: str, said: str, refusals: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusals of Trainer 2.3.0 and Kueue 0.19.2 for a TrainJob right behind its runtime, on a busy machine."""
+    denied = f'Error from server (Forbidden): admission webhook "{webhook}" denied'
     answers = [subprocess.CompletedProcess((), 1, "", f"{denied} the request: {said}")] * refusals
     answers.append(
         subprocess.CompletedProcess((), 0, '{"kind": "TrainJob", "metadata": {"name": "a", "uid": "1"}}', "")
@@ -260,5 +271,5 @@ def test_submit_waits_until_trainer_sees_the_runtime(refusals: int, monkeypatch:
     if refusals < 2:
         assert submit.apply(Kubectl(None, "team"), Manifests("a", []))[0] == [submit.Applied("TrainJob", "a", "1")]
         return
-    with pytest.raises(UserError, match="must be created before"):
+    with pytest.raises(UserError, match=said):
         submit.apply(Kubectl(None, "team"), Manifests("a", []))

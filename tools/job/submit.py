@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -24,8 +25,10 @@ from tools.workload.trainjob import GROUP, TrainJob
 
 MOST_NAMED = 5  # nodes
 FEATURE = "trainjob"  # overlays/feature/trainjob
-# The words of Trainer's webhook (v2.3.0, pkg/runtime/core/trainingruntime.go), and how long its cache may take.
-RUNTIME_UNSEEN, RUNTIME_SECONDS = "must be created before the TrainJob is created", 20.0
+# The words of the webhooks of Trainer (v2.3.0, pkg/runtime/core/trainingruntime.go) and of Kueue (0.19.2,
+# pkg/controller/jobs/trainjob/trainjob_controller.go), and how long their caches may take.
+RUNTIME_UNSEEN = re.compile(r"must be created before the TrainJob is created|request: runtime '[^']+' not found")
+RUNTIME_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -184,12 +187,12 @@ def with_served_kind(kubectl: Kubectl, manifests: Manifests, knobs: Knobs, say: 
 def apply(kubectl: Kubectl, manifests: Manifests, *options: str) -> tuple[list[Applied], list[str]]:
     """Apply the objects server-side; return the accepted objects and the server's warnings.
 
-    Trainer's webhook may refuse a TrainJob whose runtime was created a moment before: it reads runtimes from a cache.
-    Then the objects are applied again. Raises UserError with the reason of a refusal.
+    The webhooks of Trainer and Kueue read runtimes from caches, and may refuse a TrainJob whose runtime was created a
+    moment before. Then the objects are applied again. Raises UserError with the reason of a refusal.
     """
     words = ("apply", "--server-side", *options, "--filename=-", "--output=json")
     attempt = functools.partial(kubectl.run, *words, stdin=manifests.as_list())
-    done = wait.settled(attempt, lambda one: RUNTIME_UNSEEN not in one.stderr, RUNTIME_SECONDS, every=1.0)
+    done = wait.settled(attempt, lambda one: not RUNTIME_UNSEEN.search(one.stderr), RUNTIME_SECONDS, every=1.0)
     if done.returncode != 0:
         problem = failure("apply", done.stderr)
         raise UserError(problem.message, problem.hint, 1 if problem.code == 2 else problem.code)
