@@ -33,9 +33,9 @@ from tools.core import repo
 CELL = "overlays/cpu/llama-tiny"
 RESUME_SECONDS = 20
 DEFAULT_SECONDS = 30  # what torchrun's defaults take at least
-COMMITTED_STEPS = 200
+COMMITTED_STEPS = int(SHORT["train.steps"][0])
 FAULT, SECOND_FAULT = 23, 43  # steps a little behind a checkpoint each
-CURVE = 0.05  # of loss: what rounding may add up to in 300 steps
+CURVE = 0.05  # of loss: what rounding may add up to in a run
 # The launcher itself as process 1, with its own settings.
 OURS = "- training.entrypoint\n            - torchrun"
 DEFAULTS = {
