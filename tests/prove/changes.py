@@ -9,19 +9,9 @@ from typing import Any
 from tests.prove import made
 from tests.prove.made import every, run, without
 from tools.prove.observed import Run
-from training.prove.records import (
-    Batch,
-    Dropout,
-    End,
-    FoundFile,
-    Peers,
-    Save,
-    Uncovered,
-)
+from training.prove.records import Batch, Dropout, End, FoundFile, Peers, Save, Uncovered
 
 Runs = dict[str, Run]
-
-
 PAIRS = ([0, 1], [2, 3])  # of four ranks
 
 
@@ -42,11 +32,6 @@ def refused(runs: Runs) -> None:
 def not_taken(runs: Runs, name: str) -> None:
     runs[name] = run(name, exit_code=1, first=5, last=5, reason="exit")
     runs[name].log = "RuntimeError: damaged"
-
-
-def lose(runs: Runs, name: str, kept: bool = False) -> None:
-    for path in (f"{made.KEPT}/step-5.pt", f"{made.KEPT}/step-10.pt"):
-        runs[name].outcome.files.append(FoundFile(path.replace(made.KEPT, "/other"), 10, kept))  # type: ignore[union-attr]
 
 
 def outside(runs: Runs, path: str, **more: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which samples the ranks may share: one model on several ranks, streams, samplers and workers, on made-up records."""
+"""Which samples and parameters the ranks may share: parts of one model, streams and samplers, on made-up records."""
 
 from __future__ import annotations
 
@@ -6,19 +6,11 @@ import random
 from collections.abc import Callable
 
 from tests.prove import made
-from tests.prove.changes import (
-    Runs,
-    averaged,
-    parted,
-    parted_twice,
-)
+from tests.prove.changes import Runs, averaged, parted, parted_twice
 from tests.prove.made import changed, every, healthy
 from tools.core.verdict import State, Verdict
 from tools.prove.claims import judge
-from training.prove.records import (
-    Batch,
-    Worker,
-)
+from training.prove.records import Batch, Worker
 
 
 def test_ranks_that_train_apart_are_averaged_or_named() -> None:

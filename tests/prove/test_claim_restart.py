@@ -7,18 +7,11 @@ from dataclasses import replace
 import pytest
 
 from tests.prove import made
-from tests.prove.changes import (
-    Runs,
-    end,
-    not_taken,
-)
+from tests.prove.changes import Runs, end, not_taken
 from tests.prove.made import changed, every
 from tools.core.verdict import State
 from tools.prove.claims import judge
-from training.prove.records import (
-    Batch,
-    Step,
-)
+from training.prove.records import Batch, Step
 
 
 def test_a_restart_that_hangs_after_a_torn_save_does_not_pass() -> None:
@@ -65,14 +58,9 @@ def test_a_first_step_without_a_rate_is_told_from_none() -> None:
     """A warm-up from 0 changes no parameter in its first step: a new start looks like one after step 1."""
 
     def warm(runs: Runs) -> None:
-        for name, one in runs.items():
-            every(
-                one,
-                Step,
-                tuple(range(len(one.ranks))),
-                parameters_before=lambda it: it.parameters_before.replace("p0", "p1"),
-            )
-            assert name
+        for one in runs.values():
+            ranks = tuple(range(len(one.ranks)))
+            every(one, Step, ranks, parameters_before=lambda it: it.parameters_before.replace("p0", "p1"))
         runs["resumed"] = runs["whole"]
 
     assert judge("resume", changed(warm)).details["findings"] == ["starts-anew"]
