@@ -41,11 +41,12 @@ def _section(schema: dict[str, Any], path: str, field: dict[str, Any], optional:
         yield "\n".join([*_HEAD, _row(schema, path, field, not optional)])
         return
     described = "\n\n".join(map(escaped, shape.get("description", "").split("\n\n")))
-    own = _sentence(field) if field.get("description") else ""
-    yield "\n\n".join(filter(None, (note, own, described)))
+    own = _sentence(field)
+    yield "\n\n".join(filter(None, (note, own if own != described else "", described)))
     keys = {f"{path}.{name}": (inner, name in shape.get("required", ())) for name, inner in shape["properties"].items()}
     plain = {name: entry for name, entry in keys.items() if "properties" not in _shape(schema, entry[0])}
-    yield "\n".join([*_HEAD, *(_row(schema, name, *entry) for name, entry in plain.items())])
+    if plain:
+        yield "\n".join([*_HEAD, *(_row(schema, name, *entry) for name, entry in plain.items())])
     for name, (inner, required) in keys.items():
         if name not in plain:
             yield from _section(schema, name, inner, not required, owner)
