@@ -13,6 +13,7 @@ import pytest
 from tests.parts import renderers
 from tests.platform.conftest import of_kind
 from tools.cells import matrix
+from tools.cells.knobs import Knobs, applied
 from tools.core import repo
 from tools.core.verdict import State
 from tools.kube.manifests import Manifests
@@ -49,7 +50,7 @@ def test_cells_of_every_hardware_are_tested() -> None:
     hardware = {path.name for path in (repo.root() / "overlays/hardware").iterdir()}
     assert hardware == {cell.split("/")[0] for cell in CELLS}
     wanted = "kueue volcano hyperpod hyperpod-job spot profile s3-data local-nvme agent precompile stream-c4"
-    wanted += " trainjob monitoring"
+    wanted += " trainjob monitoring local-checkpoints"
     assert set(NAMES) == set(wanted.split())
 
 
@@ -273,3 +274,19 @@ def test_monitoring_admits_one_namespace_to_one_port(above: Callable[..., list[O
     assert variables["TRAINYARD_METRICS"] == f"$(POD_IP):{port['containerPort']}"
     (monitor,) = objects((repo.root() / "base/plugins/monitoring/podmonitor.yaml").read_text(encoding="utf-8"))
     assert [one["port"] for one in monitor["spec"]["podMetricsEndpoints"]] == [port["name"]]
+
+
+@pytest.mark.parametrize("kind", [(), ("trainjob",)], ids=["PyTorchJob", "TrainJob"])
+def test_local_checkpoints_have_a_volume_of_each_pods_own(
+    above: Callable[..., list[Object]], kind: tuple[str, ...]
+) -> None:
+    """Control: without the feature, the same keys fail because the root file system is read-only."""
+    keys = ("checkpoint.tiers.local.every=10", "checkpoint.tiers.local.path=/local")
+    places = {}
+    for features in ((), ("local-checkpoints",)):
+        knobs = Knobs(features=(*features, *kind), settings=keys)
+        places[features] = evaluate(applied(Manifests(SMALLEST, above(SMALLEST)), knobs))
+    assert {one.details["rule"] for one in places[()].of(State.FAIL)} == {"config"}
+    assert places["local-checkpoints",].of(State.FAIL) == []
+    passed = {one.details["rule"] for one in places["local-checkpoints",].of(State.PASS)}
+    assert "checkpoint-places" in passed

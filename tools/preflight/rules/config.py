@@ -36,6 +36,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 RIGHTS = ("s3:ListBucket", "s3:GetObject", "s3:PutObject")
 AWS_KEYS = {"AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE"}
 IDENTITY = "serviceAccountName, and a role for it (yard cluster identity)"
+NODE_VOLUME = "the feature local-checkpoints mounts one at /local"
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
@@ -53,7 +54,7 @@ def config(subject: Subject) -> Iterator[Verdict]:
         elif lacking := _without_device(loaded, template):
             yield bad(place, lacking, "request the devices, or set device.type: cpu")
         elif unwritable := _unwritable(loaded, template):
-            yield bad(place, unwritable, "mount an emptyDir there, or name a path on one")
+            yield bad(place, unwritable, f"mount an emptyDir there, or name a path on one; {NODE_VOLUME}")
         elif other := _differences(loaded, subject.base):
             yield bad(place, other, "correct the section model, or name another base")
         elif world is None:
@@ -158,7 +159,9 @@ def _on_node(template: Template, path: str) -> Verdict:
     where = storage(template, template.trainer()[1], path)
     if where in (LAYER, READ_ONLY, SHARED):
         told = "on the volume that all pods share" if where == SHARED else where
-        return bad(place, f"{told}, not on a volume of each pod's own", f"an emptyDir, mounted at {path}")
+        return bad(
+            place, f"{told}, not on a volume of each pod's own", f"an emptyDir, mounted at {path}; {NODE_VOLUME}"
+        )
     return good(place, where)
 
 
