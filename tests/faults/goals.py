@@ -13,6 +13,7 @@ from tests.faults.processes import HANG_SECONDS
 Row = dict[str, Any]
 SLACK_SECONDS = 5.0
 NAMED = re.compile(r"named as hang after (\d+\.\d) s")
+STALL = re.compile(r"an asynchronous save takes the time of (\d+\.\d+) steps")
 HEAD = ["goal", "rows", "measured", "verdict"]
 
 
@@ -56,6 +57,11 @@ def _named(found: list[Row]) -> tuple[str, bool]:
     return f"after {slowest} s", len(seconds) == len(found) and slowest <= HANG_SECONDS + SLACK_SECONDS
 
 
+def _stall(found: list[Row]) -> tuple[str, bool]:
+    told = STALL.search(found[0]["seen"])
+    return (f"{told[1]} steps", float(told[1]) <= 1) if told else ("", False)
+
+
 GOALS = (
     Goal("no torn or silently wrong load in 1,000 points", (23, 24, 25, 26, 31, 35, 37, 38), _points(1000)),
     Goal("every flipped bit is refused", (25,), _points(1)),
@@ -63,6 +69,7 @@ GOALS = (
     Goal("SIGTERM loses no step", (5, 6, 7, 8), _lost(0)),
     Goal("SIGKILL loses at most one interval", (1, 10, 11), _lost(INTERVAL)),
     Goal(f"a hang is named within its limit of {HANG_SECONDS} s and {SLACK_SECONDS:.0f} s more", (12, 13), _named),
+    Goal("a save beside training takes the time of one step at most", (42,), _stall),
     Goal("0.9 of Young/Daly's share of the time, and more than the control's", (42,), _seeds(3)),
 )
 

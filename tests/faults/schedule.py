@@ -80,6 +80,11 @@ class Cost:
     step: float
     save: float
 
+    @property
+    def stall(self) -> float:
+        """The steps that training could have done in the time of a save."""
+        return self.save / self.step
+
 
 @dataclass
 class Struck:
@@ -89,6 +94,7 @@ class Struck:
     estimated: float
     kills: int
     every: int
+    stall: float
     code: int
 
 
@@ -97,13 +103,15 @@ def poisson(bed: Bed) -> Outcome:
 
     The interval is Young/Daly's (Daly 2006, equation 13: sqrt(2 x save x mean time between failures)) for each side's
     own save, and so is the estimate: kept steps against these, their saves, and for each kill its restart and half an
-    interval.
+    interval. The time that an asynchronous save takes from training is measured beside them.
     """
     ours = _under_kills(bed)
+    beside = _cost(bed, "beside", "checkpoint.asynchronous=true")
     bed.plain = True
     theirs = _under_kills(bed)
     held = (ours.code, theirs.code) == (0, 0) and ours.measured >= SHARE * ours.estimated
-    seen = f"{_told(ours)}; torchrun with DCP: {_told(theirs)}"
+    stall = f"an asynchronous save takes the time of {beside.stall:.2f} steps"
+    seen = f"{_told(ours)}; {stall}; torchrun with DCP: {_told(theirs)}"
     proof = f"{ours.kills} and {theirs.kills} ranks were killed"
     return Outcome(held and ours.measured > theirs.measured, proof, seen, points=ours.kills)
 
@@ -111,7 +119,7 @@ def poisson(bed: Bed) -> Outcome:
 def _told(run: Struck) -> str:
     return (
         f"{run.measured:.1%} of the time trained what was kept, Young/Daly estimates {run.estimated:.1%} "
-        f"({run.kills} kills, an interval of {run.every} steps)"
+        f"({run.kills} kills, an interval of {run.every} steps, a save takes the time of {run.stall:.2f})"
     )
 
 
@@ -138,7 +146,7 @@ def _under_kills(bed: Bed) -> Struck:
     useful, interval = steps * cost.step, every * cost.step
     lost = sum(restarts) + len(restarts) * interval / 2
     estimated = useful / (useful + cost.save * steps / every + lost)
-    return Struck(useful / (max(times) - min(times)), estimated, len(restarts), every, code)
+    return Struck(useful / (max(times) - min(times)), estimated, len(restarts), every, cost.stall, code)
 
 
 def _trains(job: Job, steps: int, seconds: float) -> bool:
@@ -151,9 +159,9 @@ def _trains(job: Job, steps: int, seconds: float) -> bool:
     return True
 
 
-def _cost(bed: Bed, name: str) -> Cost:
+def _cost(bed: Bed, name: str, *keys: str) -> Cost:
     """Measure a step and a save in a run without faults."""
-    job = bed.start(name, steps=MEASURED_STEPS, every=MEASURED_EVERY)
+    job = bed.start(name, steps=MEASURED_STEPS, every=MEASURED_EVERY, keys=keys)
     if job.wait() != 0:
         raise NoFaultError(f"the run without a fault failed: {job.text()[-300:]}")
     records = job.records()[5:-1]

@@ -178,3 +178,13 @@ def test_a_hang_is_named_in_time(seconds: str, verdict: str) -> None:
         for n in (12, 13)
     ]
     assert goals.lines(rows)[7].endswith(f"| after {seconds} s | {verdict} |")
+
+
+@pytest.mark.parametrize(("steps", "verdict"), [("0.62", "reached"), ("1.01", "not reached yet")])
+def test_a_save_beside_training_is_held_against_one_step(steps: str, verdict: str) -> None:
+    side = {
+        "verdict": "held",
+        "seeds": 3,
+        "seen": f"75% kept; an asynchronous save takes the time of {steps} steps; more",
+    }
+    assert goals.lines([{"number": 42, "trainyard": side}])[8].endswith(f"| {steps} steps | {verdict} |")
