@@ -15,7 +15,7 @@ import pytest
 from tests.cluster.conftest import Nodes
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kube import Kube
-from tests.cluster.nodes import TRAINER
+from tests.cluster.nodes import TRAINER, Node
 from tests.cluster.recovery import Recovery, watch
 from tests.cluster.training import (
     JOB,
@@ -28,13 +28,22 @@ from tests.cluster.training import (
     trained_here,
 )
 from tests.parts.gomodule import Progress
+from tools.cells.knobs import Knobs, applied
 from tools.core import repo
+from tools.kube.manifests import parse, written
 
 CELL = "overlays/cpu/llama-tiny"
 RESUME_SECONDS = 20
 DEFAULT_SECONDS = 30  # what torchrun's defaults take at least
 COMMITTED_STEPS = int(SHORT["train.steps"][0])
 FAULT, SECOND_FAULT = 23, 43  # steps a little behind a checkpoint each
+NODES_EVERY = 5
+ON_NODES = (
+    *(f"{key}={new}" for key, (_, new) in SHORT.items()),
+    "checkpoint.every=50",
+    f"checkpoint.tiers.local.every={NODES_EVERY}",
+    "checkpoint.tiers.local.path=/local",
+)
 CURVE = 0.05  # of loss: what rounding may add up to in a run
 # The launcher itself as process 1, with its own settings.
 OURS = "- training.entrypoint\n            - torchrun"
@@ -220,16 +229,32 @@ def test_a_drained_node_gives_its_pod_away(running: Training, undisturbed: Train
 @pytest.mark.cluster_all
 def test_a_lost_node_is_replaced(running: Training, undisturbed: Training, nodes: Nodes, kube: Kube) -> None:
     """The node hangs, then it is gone. Its Node object is removed, and later a new one joins."""
-    node, before = nodes.of(running.pod(1)), running.uid(1)
-    node.freeze()
-    kube.wait("the node to be missed", lambda: not node.is_ready(), 120)
-    node.kill()
-    kube.run("delete", "node", node.name)
-    kube.wait("another pod", lambda: running.uid(1) not in (None, before), 300)
+    node = nodes.of(running.pod(1))
+    _lose(running, node)
     assert running.last_step() < STEPS
     assert _phase(running, 1) == "Pending"
     node.restart()
     assert_like(running, undisturbed)
+
+
+@pytest.mark.cluster_all
+def test_checkpoints_of_a_lost_node_come_from_their_copies(
+    kube: Kube, nodes: Nodes, rendered: dict[str, str], undisturbed: Training, team: Team
+) -> None:
+    """The volume has no step yet, and the new pod's own directory is empty: at most one interval is lost."""
+    knobs = Knobs(features=("local-checkpoints",), settings=ON_NODES)
+    cell = applied(parse(rendered[CELL], CELL), knobs)
+    training = start(kube, team(), written(cell.objects), undisturbed.volume)
+    training.wait_step(FAULT)
+    node = nodes.of(training.pod(1))
+    _lose(training, node)
+    last, since = training.last_step(), time.time()
+    assert list((training.run / "checkpoints").glob("step-*")) == []
+    node.restart()
+    training.wait_end()
+    first = min(line["step"] for line in training.metrics() if line["time"] > since)
+    assert 0 <= last - (first - 1) <= NODES_EVERY
+    assert_equal(training, undisturbed)
 
 
 @pytest.mark.cluster_all
@@ -278,6 +303,16 @@ def _delete(training: Training, index: int) -> Recovery:
     before, at = training.uid(index), time.time()
     training.kube.run("delete", "pod", f"{JOB}-worker-{index}", "-n", training.namespace, "--wait=false")
     return watch(training, at, lambda: training.uid(index) not in (None, before))
+
+
+def _lose(training: Training, node: Node) -> None:
+    """Let the node of worker 1 hang, and then be gone with its Node object, until another pod waits for a node."""
+    kube, before = training.kube, training.uid(1)
+    node.freeze()
+    kube.wait("the node to be missed", lambda: not node.is_ready(), 120)
+    node.kill()
+    kube.run("delete", "node", node.name)
+    kube.wait("another pod", lambda: training.uid(1) not in (None, before), 300)
 
 
 def _drain(training: Training, node: str) -> None:
