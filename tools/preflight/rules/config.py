@@ -42,12 +42,12 @@ OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 @rule("config")
 def config(subject: Subject) -> Iterator[Verdict]:
-    if subject.base is not None and not any(_configured(subject)):
+    if subject.base is not None and not any(configurations(subject)):
         place = Place(subject.manifests.source, "model.yaml")
         yield unclear(place, "no configuration of trainyard's trainer, which --base could be compared with")
-    for template, texts in _configured(subject):
+    for template, texts in configurations(subject):
         place = Place(template.object, "model.yaml, hardware.yaml, cell.yaml")
-        loaded, world = _loaded(texts), _world_size(subject, template)
+        loaded, world = read_config(texts), _world_size(subject, template)
         problem = loaded if isinstance(loaded, ConfigError) else _unshared(loaded, world, template)
         if problem is not None:
             yield bad(place, str(problem), "correct the configuration")
@@ -113,8 +113,8 @@ def _unshared(loaded: Config, world: int | None, template: Template) -> ConfigEr
 
 @rule("config-checkpoint")
 def config_checkpoint(subject: Subject) -> Iterator[Verdict]:
-    for template, texts in _configured(subject):
-        loaded = _loaded(texts)
+    for template, texts in configurations(subject):
+        loaded = read_config(texts)
         if isinstance(loaded, ConfigError):
             continue  # the rule `config` reports it
         every, steps = loaded.checkpoint.every, loaded.train.steps
@@ -127,8 +127,8 @@ def config_checkpoint(subject: Subject) -> Iterator[Verdict]:
 
 @rule("checkpoint-places")
 def checkpoint_places(subject: Subject) -> Iterator[Verdict]:
-    for template, texts in _configured(subject):
-        loaded = _loaded(texts)
+    for template, texts in configurations(subject):
+        loaded = read_config(texts)
         if isinstance(loaded, ConfigError):
             continue
         local, remote = loaded.checkpoint.tiers.local, loaded.checkpoint.tiers.s3
@@ -167,8 +167,8 @@ def _on_node(template: Template, path: str) -> Verdict:
 
 def _plans(subject: Subject) -> Iterator[tuple[Template, Plan]]:
     """Yield the plan of each template with a configuration that its ranks can train; other rules report the rest."""
-    for template, texts in _configured(subject):
-        loaded, job = _loaded(texts), subject.job_of(template)
+    for template, texts in configurations(subject):
+        loaded, job = read_config(texts), subject.job_of(template)
         if not isinstance(loaded, ConfigError) and job is not None:
             with contextlib.suppress(UserError, ConfigError):
                 yield template, outlook.of_job(job.workload, loaded)
@@ -191,8 +191,8 @@ def device_memory(subject: Subject) -> Iterator[Verdict]:
 
 @rule("pinned-weights")
 def pinned_weights(subject: Subject) -> Iterator[Verdict]:
-    for template, texts in _configured(subject):
-        loaded = _loaded(texts)
+    for template, texts in configurations(subject):
+        loaded = read_config(texts)
         weights = "" if isinstance(loaded, ConfigError) else loaded.model.weights or ""
         repository, at, revision = weights.partition("@")
         if not at or weights.startswith("/"):
@@ -206,8 +206,8 @@ def pinned_weights(subject: Subject) -> Iterator[Verdict]:
 
 @rule("inputs-mounted")
 def inputs_mounted(subject: Subject) -> Iterator[Verdict]:
-    for template, texts in _configured(subject):
-        loaded, (_, container) = _loaded(texts), template.trainer()
+    for template, texts in configurations(subject):
+        loaded, (_, container) = read_config(texts), template.trainer()
         for (_, value), key in ({} if isinstance(loaded, ConfigError) else inputs(loaded)).items():
             place = Place(template.object, f"model.yaml: {key}", value)
             if mount_of(container, value) is not None:
@@ -235,8 +235,8 @@ def save_time(subject: Subject) -> Iterator[Verdict]:
 
 @rule("track")
 def track(subject: Subject) -> Iterator[Verdict]:
-    for template, texts in _configured(subject):
-        loaded = _loaded(texts)
+    for template, texts in configurations(subject):
+        loaded = read_config(texts)
         wanted = None if isinstance(loaded, ConfigError) else loaded.track
         if wanted is None:
             continue
@@ -287,7 +287,7 @@ def _out_of_reach(place: Place, subject: Subject, template: Template, wanted: Tr
 
 @rule("gated-model")
 def gated_model(subject: Subject) -> Iterator[Verdict]:
-    configured = {id(one): MODEL_KEY.findall("\n".join(texts)) for one, texts in _configured(subject)}
+    configured = {id(one): MODEL_KEY.findall("\n".join(texts)) for one, texts in configurations(subject)}
     for template in subject.templates:
         for path, container in template.containers():
             texts = [*words(container), *literals(container).values()]
@@ -305,7 +305,7 @@ def gated_model(subject: Subject) -> Iterator[Verdict]:
                 yield verdict(place, summary, "a mounted Secret, and HF_TOKEN_PATH")
 
 
-def _configured(subject: Subject) -> Iterator[tuple[Template, tuple[str, ...]]]:
+def configurations(subject: Subject) -> Iterator[tuple[Template, tuple[str, ...]]]:
     """Yield each training template that mounts all files of the trainer, with the texts of FILES and DATA."""
     for template in subject.training():
         maps = subject.named("ConfigMap", template.namespace)
@@ -318,7 +318,8 @@ def _configured(subject: Subject) -> Iterator[tuple[Template, tuple[str, ...]]]:
 
 
 @functools.lru_cache(maxsize=64)
-def _loaded(texts: tuple[str, ...]) -> Config | ConfigError:
+def read_config(texts: tuple[str, ...]) -> Config | ConfigError:
+    """Return the trainer's configuration in texts of FILES and DATA, or what is wrong with it."""
     try:
         layers = zip((*FILES, DATA), texts, strict=False)
         return load_texts({layer: (f"{layer}.yaml", text) for layer, text in layers})

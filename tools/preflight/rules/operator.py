@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tools.cells.trainer_config import load_config
-from tools.core import UserError, repo
 from tools.core.verdict import State, Verdict, bad, doubtful, good
 from tools.kube import Object
 from tools.preflight.rule import Place, rule
+from tools.preflight.rules.config import configurations, read_config
 from tools.preflight.subject import Job, Subject, title
 from tools.workload import Workload, kinds
-from training.config import ConfigError
+from training.config import Config
 
 SAME_SIZE = (
     "a lost node then stops the job until it is back; set nodes to one number, or use a PyTorchJob without a queue"
@@ -121,20 +120,19 @@ def _sets_nodes(job: Job) -> bool:
     return any(one is None or any(word.startswith("--nnodes") for word in one.words) for one in found)
 
 
-def _wanted_sizes(subject: Subject) -> str:
-    """Return the bounds in the trainer's configuration, empty without any."""
-    try:
-        config = load_config(subject.manifests, repo.root())
-    except (UserError, ConfigError):
-        return ""  # the rule `config` reports it
-    bounds = config.nodes if config else None
-    return f"{bounds.min} to {bounds.max}" if bounds else ""
+def _wanted_sizes(subject: Subject, job: Job) -> str:
+    """Return the bounds in the trainer's configuration of a job, empty without any."""
+    for template, texts in configurations(subject):
+        config = read_config(texts)  # the rule `config` reports an error
+        if subject.job_of(template) is job and isinstance(config, Config) and config.nodes:
+            return f"{config.nodes.min} to {config.nodes.max}"
+    return ""
 
 
 @rule("elastic-flags", each="jobs")
 def elastic_flags(subject: Subject, job: Job) -> Iterator[Verdict]:
     workload, elastic = job.workload, job.spec.get("elasticPolicy") or {}
-    asked, bounds = _wanted_sizes(subject), _bounds(job)
+    asked, bounds = _wanted_sizes(subject, job), _bounds(job)
     place = Place(job.object, "cell.yaml: nodes", asked)
     if workload.kind in FIXED and asked:
         yield bad(place, f"the size of a {workload.kind} is fixed: {FIXED[workload.kind]}", SAME_SIZE)
