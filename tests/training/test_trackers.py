@@ -205,6 +205,8 @@ def test_a_secret_comes_from_its_file_or_else_a_variable(tmp_path: Path, monkeyp
         ("track.wanbd.project=a", "did you mean track.wandb"),
         ("track.trackio.space=mine", "track.trackio.space"),
         ("track.wandb.project=", "track.wandb.project"),
+        (f"track.trackio.project={'a' * 65}", "track.trackio.project.*at most 64 characters"),
+        (f"track.trackio.space=a/{'b' * 97}", "track.trackio.space"),
     ],
 )
 def test_wrong_settings_are_one_line(setting: str, message: str, texts: Texts) -> None:
