@@ -63,6 +63,7 @@ BOMBS = {
     "itself": (HEAD + "a: &a [*a]\n", "part of the value that it stands for"),
     "itself by merge": (HEAD + "a: &a\n  <<: *a\n", "part of the value that it stands for"),
     "integer": (HEAD + f"a: {'9' * 5000}\n", "a number of 5000 characters"),
+    "octal": (HEAD + f"a: 0o{'7' * 5000}\n", "a number of 5002 characters"),
     "hexadecimal": (HEAD + f"a: 0x{'f' * 1_000_000}\n", "a number of"),
     "tagged integer": (HEAD + 'a: !!int ""\n', "found the tag"),
     "tagged object": (HEAD + "a: !!python/object/apply:os.system [id]\n", "found the tag"),

@@ -109,6 +109,26 @@ def test_inconsistent_sections_are_one_line(given: tuple[str, ...], message: str
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("9" * 300, "--set data.source: a number of 300 characters"),
+        ("0x" + "f" * 300, "--set data.source: a number of 302 characters"),
+        ("[" * 200, "--set data.source: more than 100 mappings and lists in each other"),
+        ("{a", "--set data.source={a: the value is not YAML"),
+    ],
+)
+def test_a_value_that_is_not_read_is_one_line(value: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        apply_override(texts("llama", KV), f"data.source={value}")
+    assert str(caught.value) == message
+
+
+def test_a_long_word_of_hexadecimal_letters_is_text() -> None:
+    given = apply_override(texts("llama", KV), f"data.source={'a' * 200}")
+    assert load_texts(given).data.source == "a" * 200
+
+
 @pytest.mark.parametrize("key", ["reshard_after_forward=true", "reduce_precision=bf16", "offload=cpu"])
 def test_keys_of_sharded_models_are_refused_without_sharding(key: str) -> None:
     given = apply_override(texts("llama", KV), f"parallel.{key}")

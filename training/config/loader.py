@@ -120,7 +120,9 @@ def apply_override(texts: Mapping[str, tuple[str, str]], assignment: str) -> dic
     try:
         bounds.check(_yaml().parse(value))
         parsed = _yaml().load(value) if value.strip() else None
-    except (YAMLError, bounds.UnboundedError):
+    except bounds.UnboundedError as error:
+        raise ConfigError(f"--set {key}: {error}") from None
+    except YAMLError:
         raise ConfigError(f"{where}: the value is not YAML") from None
     node = document
     for part in path[:-1]:

@@ -11,7 +11,7 @@ MOST_VALUES = 200_000  # of a file, with its keys; a rendered cell has a few hun
 MOST_DOCUMENTS = 10_000
 MOST_ALIASED = 100_000  # values that all aliases of a file stand for
 LONGEST_NUMBER = 100  # characters
-_NUMBER = re.compile(r"[-+]?(?:0x)?[0-9a-fA-F_]+")
+_NUMBER = re.compile(r"[-+]?(?:[0-9_]+|0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+)")
 
 
 class UnboundedError(ValueError):
