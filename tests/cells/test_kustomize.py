@@ -75,6 +75,55 @@ def test_an_unusable_kustomize_is_passed_over(script: str, path: Path, root: Pat
     assert found == kustomize.Renderer((str(kubectl), "kustomize"), "5.5.0", "on PATH")
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The programs that were asked for their version; each is 5.5.0."""
+    programs: list[Path] = []
+
+    def version(program: Path) -> str:
+        programs.append(program)
+        return "v5.5.0"
+
+    monkeypatch.setattr(kustomize, "_version", version)
+    return programs
+
+
+def test_a_program_is_asked_for_its_version_again_when_it_changed(path: Path, root: Path, asked: list[Path]) -> None:
+    own = program(path, "kustomize", "a program")
+    (root / ".cache").mkdir()
+    found = [kustomize.find(root), kustomize.find(root)]
+    assert found == [kustomize.Renderer((str(own), "build"), "5.5.0", "on PATH")] * 2
+    assert asked == [own]
+    own.write_text("another program")
+    kustomize.find(root)
+    assert asked == [own] * 2
+    assert files_below(root) == [".cache/kustomize.json"]
+
+
+@pytest.mark.parametrize("text", ["", "[", "[1]", "3", '[["x"], "v5.5.0"]', '[["x"], 5]'])
+def test_a_broken_note_of_the_version_is_replaced(text: str, path: Path, root: Path, asked: list[Path]) -> None:
+    own = program(path, "kustomize", "a program")
+    (root / ".cache").mkdir()
+    (root / ".cache/kustomize.json").write_text(text)
+    assert kustomize.find(root) == kustomize.find(root)
+    assert asked == [own]
+
+
+@pytest.mark.parametrize("through", ["a script", "a link"])
+def test_what_may_start_another_program_is_always_asked(
+    through: str, path: Path, root: Path, asked: list[Path]
+) -> None:
+    (root / ".cache").mkdir()
+    if through == "a script":
+        program(path, "kustomize", KUSTOMIZE % "v5.5.0")
+    else:
+        (path / "kustomize").symlink_to(program(path, "manager", "a program"))
+    kustomize.find(root)
+    kustomize.find(root)
+    assert asked == [path / "kustomize"] * 2
+    assert files_below(root) == []
+
+
 @pytest.mark.parametrize(
     ("script", "reason"),
     [

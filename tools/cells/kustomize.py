@@ -4,8 +4,8 @@ In this order: kustomize on PATH, kubectl on PATH (it contains a kustomize), the
 Without them, the pinned version is built with `go install`, or downloaded and checked by its digest.
 """
 
+import contextlib
 import hashlib
-import http.client
 import io
 import json
 import os
@@ -15,8 +15,6 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,7 +83,7 @@ class Renderer:
 
 
 def find(root: Path) -> Renderer | None:
-    """Return the first renderer that is new enough, or None. Installs nothing; takes about 0.1 s."""
+    """Return the first renderer that is new enough, or None. Installs nothing; takes at most about 0.1 s."""
     return _first(root, [])
 
 
@@ -100,7 +98,7 @@ def ensure(root: Path, progress: Progress) -> Renderer:
         return found
     for install in (go_install, download):
         try:
-            return _probe(install(root, progress), "installed by yard")
+            return _probe(install(root, progress), "installed by yard", root)
         except Unusable as reason:
             reasons.append(str(reason))
     raise UserError(
@@ -156,6 +154,9 @@ def go_install(root: Path, progress: Progress, version: str = VERSION) -> Path:
 
 def download(root: Path, progress: Progress) -> Path:
     """Download the pinned release, check its digest and return its place. Raises Unusable."""
+    import http.client
+    import urllib.request  # imported here, because they take a fifth of the time of a small command
+
     machine = platform.machine().lower()
     target = f"{platform.system().lower()}_{({'x86_64': 'amd64', 'aarch64': 'arm64'}).get(machine, machine)}"
     if target not in DIGESTS:
@@ -185,7 +186,7 @@ def _first(root: Path, reasons: list[str]) -> Renderer | None:
         try:
             if program is None:
                 raise Unusable(f"no {name} on PATH")
-            return _probe(Path(program), source)
+            return _probe(Path(program), source, root)
         except Unusable as reason:
             reasons.append(str(reason))
     return None
@@ -208,9 +209,38 @@ def _version(program: Path) -> str:
     return done.stdout
 
 
-def _probe(program: Path, source: str) -> Renderer:
+def _known_version(program: Path, root: Path) -> str:
+    """Return what `_version` does. A program that did not change since it was asked is not asked again.
+
+    A script, or a link of another name as version managers make them, may start another program each time.
+    """
+    try:
+        file = program.resolve(strict=True)
+        with file.open("rb") as opened:
+            may_change = opened.read(2) == b"#!" or file.name != program.name
+            status = os.fstat(opened.fileno())
+    except OSError as problem:
+        raise Unusable(f"{program} does not run: {problem.strerror}") from problem
+    if may_change:
+        return _version(program)
+    identity = [str(file), status.st_ino, status.st_size, status.st_mtime_ns]
+    kept = repo.cache(root) / "kustomize.json"
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        asked, version = json.loads(kept.read_bytes())
+        if asked == identity and isinstance(version, str):
+            return version
+    version = _version(program)
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix="kustomize-", dir=kept.parent) as directory:
+        fresh = Path(directory) / kept.name
+        fresh.write_text(json.dumps([identity, version]), encoding="utf-8")
+        fresh.replace(kept)
+    return version
+
+
+def _probe(program: Path, source: str, root: Path) -> Renderer:
     """Return kustomize or kubectl as a renderer. Raises Unusable if it does not run or is too old."""
-    version = re.search(r'(?:^|"kustomizeVersion": *")v?(\d+)\.(\d+)\.(\d+)', _version(program))
+    printed = _known_version(program, root)
+    version = re.search(r'(?:^|"kustomizeVersion": *")v?(\d+)\.(\d+)\.(\d+)', printed)
     if version is None:
         raise Unusable(f"{program} does not print a version of kustomize")
     dotted = ".".join(version.groups())
