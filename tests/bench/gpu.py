@@ -28,7 +28,7 @@ from typing import Any
 
 from tests.bench import harness
 from tests.bench.harness import Row, Table, judged, table_lines
-from tests.bench.sides import ROOT, Bench, Figures, Side, SideError, write_corpus
+from tests.bench.sides import ROOT, Bench, Figures, Side, SideError, end_sides_at_sigterm, write_corpus
 from tests.parts import ledger
 
 PLACE, PACKAGES = ROOT / ".cache/bench/gpu", ROOT / ".cache/bench/packages"
@@ -170,6 +170,7 @@ def main(arguments: list[str], place: Path = PLACE) -> int:
     table = harness.read_table(harness.HERE / "gpu.yaml")
     more = tuple(table.tiny) if tiny else ()
     place.mkdir(parents=True, exist_ok=True)
+    end_sides_at_sigterm()
     write_corpus(place, characters=200_000 if tiny else 8_000_000)
     write_tokenizer(place / "tokenizer", 512 if tiny else VOCABULARY)
     bench = Bench(place, Path(sys.executable), Undisturbed(), warm_up=2, enough=3, own_code=False)

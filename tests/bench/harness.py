@@ -30,7 +30,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from tests.bench.pressure import LIMIT, Meter
-from tests.bench.sides import ROOT, Bench, Figures, Side, SideError, write_corpus
+from tests.bench.sides import ROOT, Bench, Figures, Side, SideError, end_sides_at_sigterm, write_corpus
 from tests.parts import ledger, venv
 
 HERE, PLACE = ROOT / "tests/bench", ROOT / ".cache/bench"
@@ -284,6 +284,7 @@ def main(arguments: list[str]) -> int:
     known = machine()
     say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
     began = time.monotonic()
+    end_sides_at_sigterm()
     write_corpus(PLACE)
     with Meter() as meter:
         bench = Bench(PLACE, peers, meter)

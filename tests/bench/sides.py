@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -31,6 +32,11 @@ Figures = dict[str, float]
 
 class SideError(Exception):
     """A side ended with an error. The message says which, and how its output ends."""
+
+
+def end_sides_at_sigterm() -> None:
+    """Let SIGTERM end this process like an exception, so that a side's processes are ended too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 class Watcher(Protocol):
@@ -141,9 +147,7 @@ class Bench:
             "HF_HUB_OFFLINE": "1",
         }
         self.started = time.time()
-        self._finish(
-            side, run, [self._start(side, words, environment) for words in self._commands(side, configuration, run)]
-        )
+        self._run(side, run, self._commands(side, configuration, run), environment)
 
     def _commands(self, side: Side, configuration: Path, run: Path) -> list[list[str]]:
         module = str(side.of["module"])
@@ -179,10 +183,13 @@ class Bench:
         output.parent.mkdir(parents=True, exist_ok=True)
         return output
 
-    def _finish(self, side: Side, run: Path, processes: list[subprocess.Popen[bytes]]) -> None:
-        """Wait for all processes of a side, and end all if it has its steps, if one fails or is not done in time."""
+    def _run(self, side: Side, run: Path, commands: list[list[str]], environment: Mapping[str, str]) -> None:
+        """Run all processes of a side, and end all if it has its steps, if one fails or is not done in time."""
         end = time.monotonic() + self.longest
+        processes: list[subprocess.Popen[bytes]] = []
         try:
+            for words in commands:
+                processes.append(self._start(side, words, environment))
             while any(process.poll() is None for process in processes):
                 if side.ends and _steps(run) >= side.ends:
                     return

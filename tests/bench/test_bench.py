@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.bench import gpu, harness, sides
@@ -132,6 +135,42 @@ def test_a_failed_side_says_how_it_ended(tmp_path: Path) -> None:
     side = Side("broken", "command", command=(sys.executable, "-c", "print('no such thing'); raise SystemExit(4)"))
     with pytest.raises(sides.SideError, match=r"broken: ended with 4: no such thing"):
         bench.measure(side)
+
+
+ENDED = """
+import sys
+from pathlib import Path
+from tests.bench import gpu, sides
+
+class Sleeps(sides.Bench):
+    def _commands(self, *_):
+        return [["sh", "-c", "echo $$; exec sleep 300"]]
+
+    def _configuration(self, _):
+        return self.place
+
+if sys.argv[2] == "handled":
+    sides.end_sides_at_sigterm()
+Sleeps(Path(sys.argv[1]), Path(sys.executable), gpu.Undisturbed()).measure(sides.Side("sleeps", "ours"))
+"""
+
+
+@pytest.mark.parametrize(("how", "code", "left"), [("handled", 143, False), ("not handled", -signal.SIGTERM, True)])
+def test_a_benchmark_that_is_ended_leaves_no_side(how: str, code: int, left: bool, tmp_path: Path) -> None:
+    log = tmp_path / "logs/sleeps.log"
+    with subprocess.Popen([sys.executable, "-c", ENDED, str(tmp_path), how], cwd=sides.ROOT) as bench:
+        end = time.monotonic() + 120
+        while not (log.exists() and log.read_text().endswith("\n")):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        side = psutil.Process(int(log.read_text()))
+        try:
+            bench.terminate()
+            assert bench.wait(timeout=60) == code
+            assert side.is_running() == left
+        finally:
+            if side.is_running():
+                side.kill()
 
 
 def test_a_row_of_a_card_that_is_not_measured_again_stays(tmp_path: Path) -> None:
