@@ -18,6 +18,7 @@ from tools.workload import kinds
     [
         (SERVICE, {}, State.PASS, "forms one world"),
         (None, {}, State.CANNOT_TELL, "Service trainers is not in the file"),
+        (None, {"completions": 4}, State.FAIL, "4 indices, of which 2 run at a time"),
         ({"clusterIP": None}, {}, State.FAIL, "is not headless"),
         ({"selector": {"job-name": "other"}}, {}, State.FAIL, "does not select the job's pods"),
         (
@@ -51,6 +52,26 @@ def test_the_rendezvous_may_be_a_service_of_the_first_pod() -> None:
     verdict = wiring.analyse(of([job, master])).verdict
     assert verdict.state is State.FAIL
     assert "stands for 2 pods" in verdict.summary
+
+
+def test_a_fault_is_reported_where_the_service_is_not_in_the_file() -> None:
+    job, _ = bed("Job")
+    crowded = template([*JOB_RUN[:-1], "--nproc-per-node=8", JOB_RUN[-1]], subdomain="trainers")
+    crowded["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 4}}
+    job["spec"]["template"] = crowded
+    found = wiring.analyse(of([job]))
+    assert found.verdict.state is State.FAIL
+    assert "8 processes share 4 GPUs" in found.verdict.summary
+    assert found.verdict.evidence[-1] == "unknown: the headless Service trainers is not in the file"
+    assert not found.one_world
+    assert [node.processes for node in found.nodes] == [8, 8]
+
+
+def test_a_host_that_another_file_may_define_is_unknown() -> None:
+    job, _ = bed("Job")
+    words = [word.replace("job-0.trainers", "master") for word in JOB_RUN]
+    job["spec"]["template"] = template(words, subdomain="trainers")
+    assert wiring.analyse(of([job])).verdict.state is State.CANNOT_TELL
 
 
 @pytest.mark.parametrize("name", ["svc", "default"])

@@ -5,7 +5,7 @@ reason. `wiring_proof` then runs what passed, with a probe in place of the train
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tools.core import State, UserError, Verdict, output
 from tools.core.secret_patterns import mask
@@ -39,7 +39,23 @@ class Analysis:
 
 
 def analyse(job: Workload, given: Given | None = None) -> Analysis:
-    """Check the wiring of `job`, of any kind, without starting anything."""
+    """Check the wiring of `job`, of any kind, without starting anything.
+
+    An object that is not in the file may give the pods their names. What is wrong even with it is a fault.
+    """
+    found = _analyse(job, given or Given())
+    lacks = None if job.misshapen else job.nameless
+    if found.verdict.state is not State.CANNOT_TELL or lacks is None or lacks.possible is None:
+        return found
+    whole = replace(job, manifests=replace(job.manifests, objects=[*job.manifests.objects, lacks.possible]))
+    with_it = _analyse(whole, given or Given())
+    verdict = found.verdict
+    if with_it.verdict.state is State.FAIL and with_it.nodes and len(with_it.nodes) == len(_pods(job)):
+        verdict = replace(with_it.verdict, evidence=[*with_it.verdict.evidence, f"unknown: {lacks.reason}"])
+    return Analysis(verdict, with_it.nodes)
+
+
+def _analyse(job: Workload, given: Given) -> Analysis:
     evidence: list[str] = []
     nodes: list[Node] = []
     idle: list[Idle] = []
@@ -50,7 +66,7 @@ def analyse(job: Workload, given: Given | None = None) -> Analysis:
         hosts = Hosts(job, pods)
         for pod in pods:
             try:
-                nodes.append(node_of(pod, hosts, given or Given()))
+                nodes.append(node_of(pod, hosts, given))
             except Idle as one:
                 idle.append(one)
                 continue

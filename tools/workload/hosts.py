@@ -56,7 +56,8 @@ class Hosts:
             return NoSuchHost(f"{pod.name}: {reason}", "name the first pod of the job")
         if self.job.nameless:
             why = self.job.nameless
-            return NoSuchHost(f"{why.reason}: the pods cannot find each other by name", why.remedy, why.certain)
+            reason = f"{why.reason}: the pods cannot find each other by name"
+            return NoSuchHost(reason, why.remedy, why.possible is None)
         known = [one.hosts[0] for one in self.pods if one.hosts] or [one.name for one in self.pods]
         full = next((name for name in known if name.startswith(f"{host}.")), "")
         if full:

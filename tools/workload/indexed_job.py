@@ -152,7 +152,8 @@ def _headless(name: str, job: Workload) -> Nameless | None:
         space = other["metadata"]["namespace"]
         return Nameless(f"the headless Service {name} is in namespace {space}", f"namespace: {job.namespace}")
     if found is None:
-        return Nameless(f"the headless Service {name} is not in the file", f"add the Service {name}", False)
+        possible = {"kind": "Service", "metadata": {"name": name}, "spec": {"clusterIP": "None"}}
+        return Nameless(f"the headless Service {name} is not in the file", f"add the Service {name}", possible)
     spec: Any = found.get("spec")
     spec = spec if isinstance(spec, dict) else {}
     if spec.get("clusterIP") != "None":

@@ -54,12 +54,12 @@ class Role:
 class Nameless:
     """Why other pods cannot find a job's pods by name, and the remedy.
 
-    It is not `certain` if an object that is not in the manifest may give them names.
+    `possible` is an object that is not in the manifest and that would give them names.
     """
 
     reason: str
     remedy: str
-    certain: bool = True
+    possible: Object | None = None
 
 
 @dataclass(frozen=True)
