@@ -83,7 +83,7 @@ def _logs(session: Session, spec: Spec) -> Iterator[Resource]:
         for row in session.pages("logs", "describe_log_groups", "logGroups", logGroupNamePrefix=where):
             name, size = row["logGroupName"], row.get("storedBytes") or 0
             days = row.get("retentionInDays")
-            kept = f"kept for {days} days" if days else "kept for ever"
+            kept = f"kept for {output.count(days, 'day')}" if days else "kept for ever"
             why = f"may be needed: aws logs delete-log-group --log-group-name {name}"
             yield Resource("log group", name, f"{output.size(size)}, {kept}", _gb(size, "logs_gb_month"), why)
 

@@ -23,7 +23,7 @@ def command(spec: Spec, session: Session, group: str, count: int, dry_run: bool,
     price = inventory.instance_price(wanted.instance.name, "spot" if wanted.market == "spot" else "")
     rate = "unknown $/h" if price is None else f"{price * count:,.2f} $/h"
     if not as_json:
-        shown = ", ".join(lines) or f"already {count} nodes"
+        shown = ", ".join(lines) or f"already {output.count(count, 'node')}"
         output.line(f"{spec.name}/{group}: {shown} ({rate} for its nodes)")
     if lines and not dry_run:
         session.call("eks", "update_nodegroup_config", **names, scalingConfig=new)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from tools.cells import outlook
 from tools.cells.published import Published
 from tools.cells.trainer_config import inputs
+from tools.core import output
 from tools.core.errors import UserError
 from tools.core.tables import load
 from tools.core.verdict import Verdict, bad, doubtful, good, unclear
@@ -60,7 +61,7 @@ def config(subject: Subject) -> Iterator[Verdict]:
         elif world is None:
             yield good(place, "a valid configuration; torchrun sets the number of ranks")
         else:
-            yield good(place, f"a valid configuration, and {world} ranks can share its batch")
+            yield good(place, f"a valid configuration, and {output.count(world, 'rank')} can share its batch")
 
 
 def _without_device(loaded: Config | ConfigError, template: Template) -> str:

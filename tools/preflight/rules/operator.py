@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tools.core import output
 from tools.core.verdict import State, Verdict, bad, doubtful, good
 from tools.kube import Object
 from tools.preflight.rule import Place, rule
@@ -93,7 +94,8 @@ def elastic_bounds(subject: Subject, job: Job) -> Iterator[Verdict]:
     if not _outside(job):
         yield good(place, "the replicas are within the elastic bounds")
     else:
-        yield bad(place, f"{count} pods are not within {low} to {high}", f"set minReplicas <= {count} <= maxReplicas")
+        summary = f"{output.count(count, 'pod')}, not within {low} to {high}"
+        yield bad(place, summary, f"set minReplicas <= {count} <= maxReplicas")
 
 
 def _count(job: Job) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
+from tools.core import output
 from tools.core.repo import nearest
 from tools.core.tables import load
 from tools.core.verdict import Verdict, bad, doubtful, good
@@ -313,7 +314,8 @@ def processes(subject: Subject, job: Job) -> Iterator[Verdict]:
         if node.processes == devices:
             yield good(place, f"one process for each of {plain(devices)}")
         else:
-            summary = f"{node.processes} processes per pod for {plain(devices)} accelerators"
+            started = output.count(node.processes, "process", "processes")
+            summary = f"{started} per pod for {plain(devices)} accelerators"
             verdict = bad if node.processes > devices else doubtful
             yield verdict(place, summary, remedy)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tools.core import Verdict, bad, doubtful, good, secret_patterns
+from tools.core import Verdict, bad, doubtful, good, output, secret_patterns
 from tools.kube import Object, network_policy
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, Template, known_kind, texts, title
@@ -226,7 +226,7 @@ def _joined(template: Template, labels: dict[str, str], there: list[Object], dir
 
 def _unfenced(template: Template, labels: dict[str, str], there: list[Object]) -> Iterator[Verdict]:
     """Yield how pods outside of the job's namespace could reach its pods."""
-    place = Place(template.object, template.spec_path, f"{template.nodes} pods")
+    place = Place(template.object, template.spec_path, output.count(template.nodes, "pod"))
     policies = [item for item in there if network_policy.applies(item, "Ingress", labels)]
     remedy = "a NetworkPolicy that admits only the job's own pods, such as base/pytorchjob/networkpolicy.yaml"
     if not policies and there:
