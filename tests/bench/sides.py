@@ -272,7 +272,8 @@ def figures(
         found["step_s"] = statistics.median(seconds for _, seconds in kept)
         # Batches of documents differ in length, so tokens are added up.
         found["tokens_per_s"] = sum(line["tokens"] for line, _ in kept) / sum(seconds for _, seconds in kept)
-        if shares := [line["mfu"] for line, _ in kept if line.get("mfu")]:
+        shares = [line["mfu"] for line, _ in kept if line.get("mfu")]
+        if shares and statistics.median(shares) <= 1:  # else the machine was busy while its peak was measured
             found["mfu"] = statistics.median(shares)
         found |= _inside(lines, kept)
     return found | _evaluations(lines, clean) | _saves(lines, found.get("step_s"))

@@ -64,6 +64,14 @@ def test_steps_under_pressure_do_not_count() -> None:
     assert "tokens_per_s" not in figures(lines, lambda start, end: start < 17, started=0)
 
 
+@pytest.mark.parametrize(("share", "known"), [(0.7, True), (1.2, False)])
+def test_a_share_above_one_does_not_count(share: float, known: bool) -> None:
+    lines: list[dict[str, Any]] = [{"time": 10.0 + step, "tokens": 100, "mfu": share} for step in range(20)]
+    found = figures(lines, lambda start, end: True, started=0)
+    assert found["tokens_per_s"] == 100
+    assert found.get("mfu") == (share if known else None)
+
+
 def test_the_meter_sees_others_and_not_its_own() -> None:
     """This process's own work is not foreign; the same work looks foreign where its time is not subtracted."""
 
