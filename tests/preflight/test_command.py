@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,19 @@ def test_failures_are_printed_with_evidence_reason_and_remedy(
     assert any(line.strip().startswith("fix: ") for line in lines)
     assert "  PASS " not in "".join(lines)
     assert "  needs from the cluster: PersistentVolumeClaim fsx-team" in lines
+
+
+@pytest.mark.parametrize(("options", "code", "said"), [
+    ([], 1, "FAIL wiring: it hangs: 2 pods wait in 2 places"),
+    (["--fix"], 2, "what a command prints has no file to repair"),
+])  # fmt: skip
+def test_a_shells_pipe_is_read(options: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with subprocess.Popen(["cat", BAD], stdout=subprocess.PIPE) as printing:
+        assert printing.stdout is not None
+        assert invoke(["preflight", *options, "-f", f"/dev/fd/{printing.stdout.fileno()}"]) == code
+        printing.terminate()
+    printed = capsys.readouterr()
+    assert said in printed.out + printed.err
 
 
 def test_verbose_prints_what_passed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tools.cells import kustomize, locate
 from tools.core import UserError, output, repo
-from tools.kube.manifests import STANDARD_INPUT, text_of
+from tools.kube.manifests import STANDARD_INPUT, is_from_shell, text_of
 from tools.preflight import fix
 from tools.preflight.evaluate import Evaluation
 from tools.preflight.fix import File, Fix
@@ -97,6 +97,8 @@ def _standard_input() -> _Repaired:
 
 
 def _of_file(path: Path) -> _Repaired:
+    if is_from_shell(path):
+        raise UserError(f"{path}: what a command prints has no file to repair", "pipe it to yard preflight --fix -f -")
     text = text_of(path, str(path))
     found = fix.plan(text, str(path))
     new = fix.repaired_text(text, str(path), found)

@@ -195,18 +195,26 @@ def read(name: str | Path, source: str | None = None) -> Manifests:
 
 
 def text_of(name: str | Path, source: str) -> str:
-    """Return the text of a regular file, or of standard input for `-`; UserError names `source`.
+    """Return the text of a regular file, of standard input for `-`, or of a shell's `<(COMMAND)`.
 
-    No more than LARGEST bytes are read.
+    No more than LARGEST bytes are read. Raises UserError, which names `source`.
     """
     try:
         if str(name) == STANDARD_INPUT:
             return sys.stdin.read(LARGEST + 1)
+        if is_from_shell(name):
+            with open(name, "rb") as pipe:
+                return pipe.read(LARGEST + 1).decode("utf-8-sig")
         return read_bounded(Path(name), LARGEST, follow=True).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"{source}: not UTF-8 text") from None
     except OSError as problem:
         raise UserError(f"{source}: {problem.strerror or problem}") from None
+
+
+def is_from_shell(name: str | Path) -> bool:
+    """Return whether a path is what a shell makes of `<(COMMAND)`: a pipe that is read once."""
+    return str(name).startswith(("/dev/fd/", "/proc/self/fd/"))
 
 
 def name_of(item: Object) -> str:
