@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 from docs.generated.markdown import escaped, head
 from docs.links import slug
 from training.config import OWNER, Config
-from training.config.base import LARGEST
+from training.config.base import LARGEST, Section
 
 _HEAD = ["| key | type | default | meaning |", "|---|---|---|---|"]
 
 
 def page() -> str:
     """Return docs/reference/configuration.md."""
-    schema = Config.model_json_schema()
+    schema = _schema()
     files = {
         "model": "`overlays/model/<model>/model.yaml`",
         "hardware": "`overlays/hardware/<hardware>/hardware.yaml`",
@@ -29,6 +33,39 @@ def page() -> str:
     for key, field in schema["properties"].items():
         parts += _section(schema, key, field, key not in schema["required"], OWNER[key])
     return "\n\n".join(parts) + "\n"
+
+
+def _schema() -> dict[str, Any]:
+    """Return the configuration's JSON schema. The docstring below each key is its description.
+
+    pydantic's use_attribute_docstrings does the same, but reads the sources in every process of a job.
+    """
+    schema = Config.model_json_schema()
+    for section in (Config, *_sections(Section)):
+        shape = schema if section is Config else schema["$defs"].get(section.__name__, {"properties": {}})
+        for key, text in docstrings(section).items():
+            if key in shape["properties"]:
+                shape["properties"][key]["description"] = text
+    return schema
+
+
+def _sections(section: type[Section]) -> Iterator[type[Section]]:
+    for below in section.__subclasses__():
+        yield below
+        yield from _sections(below)
+
+
+def docstrings(section: type[Section]) -> dict[str, str]:
+    """Return the strings below the keys of a section and of those that it extends."""
+    found: dict[str, str] = {}
+    for parent in reversed(section.__mro__[: section.__mro__.index(Section)]):
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(parent))).body
+        assert isinstance(tree, ast.ClassDef)
+        for node, below in itertools.pairwise(tree.body):
+            match node, below:
+                case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[key] = inspect.cleandoc(text)
+    return found
 
 
 def _section(schema: dict[str, Any], path: str, field: dict[str, Any], optional: bool, owner: str) -> Iterator[str]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from pydantic import BaseModel
 from ruamel.yaml import YAML
 
+from docs.generated.configuration import docstrings
 from training.config import Config, ConfigError, Section, apply_override, load_texts
 from training.config.families import FAMILIES
 
@@ -236,12 +236,13 @@ def test_overrides_reach_optional_sections() -> None:
         apply_override(plain, "train=null")
 
 
-def described(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+def described(section: type[Section], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield each key with its description, sections included."""
+    texts = docstrings(section)
     for name, field in section.model_fields.items():
-        yield f"{prefix}{name}", field.description or ""
+        yield f"{prefix}{name}", texts.get(name, "")
         for part in get_args(field.annotation) or (field.annotation,):
-            if isinstance(part, type) and issubclass(part, BaseModel):
+            if isinstance(part, type) and issubclass(part, Section):
                 yield from described(part, f"{prefix}{name}.")
 
 

@@ -52,4 +52,4 @@ class Section(BaseModel):
     The docstring below each key is its description in docs/reference/configuration.md.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
