@@ -16,7 +16,7 @@ from training.checkpoint.attempt import Log, clean_up, discard, point_latest, qu
 from training.checkpoint.disk import file_digest, free_bytes, sync_directory
 from training.checkpoint.errors import CheckpointError, ForeignError, naming
 from training.checkpoint.keep import DEFAULT, Rules, superseded
-from training.checkpoint.layout import MANIFEST, Manifest, json_bytes, read_manifest, step_name
+from training.checkpoint.layout import MANIFEST, Manifest, Read, Sealed, json_bytes, read_manifest, sealed, step_name
 from training.checkpoint.peers import Peers
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.tier import Directory
@@ -146,7 +146,8 @@ class Store:
         step = given.step
         if not os.path.lexists(self.directory / step_name(step)):
             return False
-        found = self._complete(step) if step in self.steps() and step not in self._refused else None
+        readable = step in self.steps() and step not in self._refused
+        found = self._complete(step, Sealed.manifest) if readable else None
         if found is not None:
             own = found.attempt == self._attempt
             if own or _same_course(found, given):
@@ -161,21 +162,24 @@ class Store:
 
     def _still_there(self, step: int) -> str | None:
         """The digest of a step's manifest, if the step is whole and of the attempt that this store knows (rank 0)."""
-        found = self._complete(step)
+        found = self._complete(step, Sealed.outline)
         if found is None or found.attempt != self._attempt:
             return None
         sync_directory(self.directory)
         return file_digest(self.directory / step_name(step) / MANIFEST)
 
-    def _complete(self, step: int) -> Manifest | None:
-        """The manifest of a step whose sizes are right; checking digests would cost as much as the save."""
+    def _complete(self, step: int, read: Callable[[Sealed], Read]) -> Read | None:
+        """What `read` makes of the manifest of a step whose sizes are right.
+
+        Checking digests would cost as much as the save, and parsing the tensors as much as the rest of a small save.
+        """
         path = self.directory / step_name(step)
         try:
-            manifest = read_manifest(path, self._run)
-            check_sizes(path, manifest, manifest.files)
+            found = read(sealed(path, self._run))
+            check_sizes(path, found, found.files)
         except CheckpointError:
             return None
-        return manifest
+        return found
 
     def _settle(self, step: int, identity: str) -> None:
         """After the commit (rank 0): set LATEST, read the step back, prune. Failures are only logged."""
@@ -183,7 +187,7 @@ class Store:
             point_latest(self.directory, step, identity)
         except CheckpointError as error:
             self._log(f"step {step} is committed, but LATEST could not be written: {error}")
-        if self._complete(step) is None:
+        if self._complete(step, Sealed.outline) is None:
             self._log(f"step {step} is committed, but reads back wrong; nothing is pruned")
             return
         for old in self._superseded(step):
@@ -194,7 +198,8 @@ class Store:
 
     def _superseded(self, step: int) -> list[str]:
         """Directories to prune by the rules, but never `step` itself, nor one that is being copied."""
-        complete = [each for each in self.steps() if each not in self._refused and self._complete(each) is not None]
+        readable = [each for each in self.steps() if each not in self._refused]
+        complete = [each for each in readable if self._complete(each, Sealed.outline) is not None]
         held = {step_name(each) for each in (step, *self.held)}
         return [name for name in superseded(self.tier, complete, self._keep) if name not in held]
 
