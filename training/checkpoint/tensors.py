@@ -44,12 +44,20 @@ def write_tensors(file: HashedFile, tensors: Mapping[str, torch.Tensor]) -> None
 
 
 def check_finite(tensors: Mapping[str, torch.Tensor]) -> None:
-    """CheckpointError with the first tensor that holds a value that is not finite; needs no memory for a copy."""
+    """CheckpointError with a tensor that holds a value that is not finite; needs no memory for a copy.
+
+    The host waits once for each device, not once for each tensor.
+    """
+    largest: dict[torch.device, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
-        if not (tensor.is_floating_point() and tensor.numel()):
-            continue
-        if not torch.isfinite(torch.linalg.vector_norm(tensor.detach(), math.inf)):
-            raise CheckpointError(f"tensor {name!r} holds a value that is not finite")
+        if tensor.is_floating_point() and tensor.numel():
+            norm = torch.linalg.vector_norm(tensor.detach(), math.inf)
+            largest.setdefault(tensor.device, {})[name] = norm.double()
+    for norms in largest.values():
+        finite = torch.stack([*norms.values()]).isfinite().tolist()
+        for name, good in zip(norms, finite):
+            if not good:
+                raise CheckpointError(f"tensor {name!r} holds a value that is not finite")
 
 
 def byte_view(tensor: torch.Tensor) -> memoryview:
