@@ -8,6 +8,7 @@ import random
 import statistics
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from tests.faults.bed import INTERVAL, Bed, Course, NoFaultError, Outcome, continued, course, kill, last_step
 from tests.faults.processes import judged
@@ -103,7 +104,8 @@ def poisson(bed: Bed) -> Outcome:
 
     The interval is Young/Daly's (Daly 2006, equation 13: sqrt(2 x save x mean time between failures)) for each side's
     own save, and so is the estimate: kept steps against these, their saves, and for each kill its restart and half an
-    interval. The time that an asynchronous save takes from training is measured beside them.
+    interval. Kept steps count with the time of a step in this same run, because the speed of a machine drifts. The time
+    that an asynchronous save takes from training is measured beside them.
     """
     ours = _under_kills(bed)
     beside = _cost(bed, "beside", "checkpoint.asynchronous=true")
@@ -142,10 +144,12 @@ def _under_kills(bed: Bed) -> Struck:
     code = job.wait()
     if not restarts:
         raise NoFaultError("the run ended before the first kill")
-    times = [record["time"] for record in job.records()]
-    useful, interval = steps * cost.step, every * cost.step
-    lost = sum(restarts) + len(restarts) * interval / 2
-    estimated = useful / (useful + cost.save * steps / every + lost)
+    records = job.records()
+    times = [record["time"] for record in records]
+    step = _plain_step(_gaps(records), every)
+    useful, saves = steps * step, steps / every * cost.stall * step
+    lost = sum(restarts) + len(restarts) * every * step / 2
+    estimated = useful / (useful + saves + lost)
     return Struck(useful / (max(times) - min(times)), estimated, len(restarts), every, cost.stall, code)
 
 
@@ -164,9 +168,17 @@ def _cost(bed: Bed, name: str, *keys: str) -> Cost:
     job = bed.start(name, steps=MEASURED_STEPS, every=MEASURED_EVERY, keys=keys)
     if job.wait() != 0:
         raise NoFaultError(f"the run without a fault failed: {job.text()[-300:]}")
-    records = job.records()[5:-1]
-    gaps = {now["step"]: now["time"] - last["time"] for last, now in itertools.pairwise(records)}
-    beside = {0, 1}  # a step that is saved is noted before or after its save
-    plain = statistics.median(took for step, took in gaps.items() if step % MEASURED_EVERY not in beside)
+    gaps = _gaps(job.records()[5:-1])
+    plain = _plain_step(gaps, MEASURED_EVERY)
     pairs = [gaps[step] + gaps[step + 1] for step in gaps if step % MEASURED_EVERY == 0 and step + 1 in gaps]
     return Cost(plain, max(statistics.median(pairs) - 2 * plain, plain / 100))
+
+
+def _gaps(records: list[dict[str, Any]]) -> dict[int, float]:
+    """The seconds before each step was noted."""
+    return {now["step"]: now["time"] - last["time"] for last, now in itertools.pairwise(records)}
+
+
+def _plain_step(gaps: dict[int, float], every: int) -> float:
+    """The median of the steps without a save, which is noted before or after its step."""
+    return statistics.median([took for step, took in gaps.items() if step % every > 1] or gaps.values())
