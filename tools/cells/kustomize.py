@@ -17,6 +17,7 @@ import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tools.core import UserError, go_build, output, repo
 from tools.core.command_line import TooLarge, captured
@@ -209,21 +210,26 @@ def _version(program: Path) -> str:
     return done.stdout
 
 
-def _known_version(program: Path, root: Path) -> str:
-    """Return what `_version` does. A program that did not change since it was asked is not asked again.
+def _identity(program: Path) -> list[Any] | None:
+    """Return what changes with a program's file, None for one that is always asked for its version.
 
-    A script, or a link of another name as version managers make them, may start another program each time.
+    A script, or a link of another name as version managers make them, may start another program each time. A file that
+    cannot be read may still run.
     """
-    try:
+    with contextlib.suppress(OSError):
         file = program.resolve(strict=True)
         with file.open("rb") as opened:
-            may_change = opened.read(2) == b"#!" or file.name != program.name
             status = os.fstat(opened.fileno())
-    except OSError as problem:
-        raise Unusable(f"{program} does not run: {problem.strerror}") from problem
-    if may_change:
+            if opened.read(2) != b"#!" and file.name == program.name:
+                return [str(file), status.st_ino, status.st_size, status.st_mtime_ns]
+    return None
+
+
+def _known_version(program: Path, root: Path) -> str:
+    """Return what `_version` does. A program whose file did not change since it was asked is not asked again."""
+    identity = _identity(program)
+    if identity is None:
         return _version(program)
-    identity = [str(file), status.st_ino, status.st_size, status.st_mtime_ns]
     kept = repo.cache(root) / "kustomize.json"
     with contextlib.suppress(OSError, ValueError, TypeError):
         asked, version = json.loads(kept.read_bytes())
