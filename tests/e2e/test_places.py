@@ -62,6 +62,7 @@ def test_make_train_works_in_every_place(place: Path, name: str, compiled: bool)
             os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
         if subprocess.run([*account, str(root / ".venv/bin/python"), "-c", ""], check=False).returncode != 0:
             pytest.skip(f"other users may not run {sys.base_prefix}: install Python outside of a home directory")
-    output = clone.run(TRAIN, timeout=850)
+    train = TRAIN.replace("--set", "--set device.compile=on --set", 1) if compiled else TRAIN
+    output = clone.run(train, timeout=850)
     assert ("blocks compiled" in output, "blocks not compiled" in output) == (compiled, not compiled), output[-3000:]
     assert "held-out loss" in output

@@ -64,10 +64,42 @@ def test_threads_are_the_pods_processors_over_its_ranks(monkeypatch: pytest.Monk
         assert cpu_threads() == expected
 
 
-@pytest.mark.parametrize(("length", "attention"), [("32", "eager"), ("512", "eager"), ("1024", "sdpa")])
-def test_plain_attention_up_to_512_tokens_on_a_cpu(texts: Texts, length: str, attention: str) -> None:
-    config = _resolved(texts, f"sequence_length={length}", "device.attention=auto")
+@pytest.mark.parametrize(
+    ("length", "compiled", "attention"),
+    [("32", "on", "eager"), ("512", "on", "eager"), ("1024", "on", "sdpa"), ("32", "off", "sdpa")],
+)
+def test_plain_attention_up_to_512_tokens_on_a_cpu_that_compiles(
+    texts: Texts, compiler: None, length: str, compiled: str, attention: str
+) -> None:
+    config = _resolved(texts, f"sequence_length={length}", f"device.compile={compiled}", "device.attention=auto")
     assert resolve(config).attention == attention
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine with a C++ compiler, whatever this one has."""
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "compiled"),
+    [
+        ((), False),
+        (("train.steps=100000000",), True),
+        (("device.precision=bf16",), True),
+        (("parallel.activation_checkpointing=budget:0.5",), True),
+        (("device.compile=on",), True),
+        (("train.steps=100000000", "device.compile=off"), False),
+    ],
+)
+def test_a_short_run_in_fp32_is_not_compiled(
+    texts: Texts, compiler: None, overrides: tuple[str, ...], compiled: bool
+) -> None:
+    device = resolve(_resolved(texts, "device.compile=auto", *overrides))
+    assert device.compile is compiled
+    assert (device.compile_reason == "a short run") == (not overrides)
 
 
 def test_without_a_compiler_auto_runs_uncompiled_and_on_is_refused(
@@ -75,7 +107,7 @@ def test_without_a_compiler_auto_runs_uncompiled_and_on_is_refused(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    device = resolve(_resolved(texts, "device.compile=auto"))
+    device = resolve(_resolved(texts, "device.compile=auto", "train.steps=100000000"))
     assert not device.compile
     assert "install g++" in device.compile_reason
     with pytest.raises(ConfigError, match=r"device\.compile is on, but this machine cannot compile"):

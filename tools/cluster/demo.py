@@ -25,8 +25,8 @@ NAME = "trainyard-demo"  # of the namespace, and of a cluster that kind makes
 MARK = "trainyard/demo"  # the label of what the demo made
 OPERATOR, OPERATOR_NAMESPACE = "base/plugins/training-operator", "kubeflow"
 CELL = "cpu/llama-tiny"
-# A minute of training: 60 steps, for which compilation would not pay.
-SETTINGS = ("--set=train.steps=60", "--set=train.warmup_steps=10", "--set=device.compile=off")
+# A minute of training.
+SETTINGS = ("--set=train.steps=60", "--set=train.warmup_steps=10")
 SEEN = ("nodes", "namespaces", CRD, CLASSES, JOBS)
 INSTALL = "install Docker and kind (https://kind.sigs.k8s.io), or choose a cluster: kubectl config use-context NAME"
 

@@ -195,8 +195,10 @@ class Layout:
         shapes = counting.linear_shapes(config.model)
         small, sharded = total < KEEP_GATHERED_BELOW, keys["sharding"] != "ddp" and world > 1
         reshard = keys["reshard_after_forward"]
+        short = device.type == "cpu" and device.compile == "auto" and not counting.worth_compiling(config)
+        eager = device.compile == "off" or short
         plain = device.attention == "eager" or (
-            device.attention == "auto" and device.type == "cpu" and config.sequence_length <= 512
+            device.attention == "auto" and device.type == "cpu" and not eager and config.sequence_length <= 512
         )
         return cls(
             config.sequence_length, config.parallel.micro_batch_size, config.accumulation(world),
@@ -204,8 +206,8 @@ class Layout:
             shard=(per_node if keys["sharding"] == "hsdp" else world) // keys["tensor"] if sharded else 1,
             tensor=keys["tensor"], sequence=False,
             gathers=1 if (small if reshard == "auto" else not reshard) else 2, sync_each=not small,
-            recompute=keys["activation_checkpointing"], kernels="eager" if device.compile == "off" else "compiled",
-            logit=12 if device.compile == "off" else FULL if device.precision == "fp32" else HALF,
+            recompute=keys["activation_checkpointing"], kernels="eager" if eager else "compiled",
+            logit=12 if eager else FULL if device.precision == "fp32" else HALF,
             attention="eager" if plain else "sdpa" if device.type == "cpu" else "flash2",
             precision="fp32" if device.precision == "fp32" else FLOAT8.get(device.float8, "bf16"),
             reduced=HALF if keys["reduce_precision"] == "bf16" else FULL,

@@ -24,11 +24,12 @@ class Device(Section):
 
     attention: Literal["auto", "eager", "sdpa", "flex_attention"] = "auto"
     """The implementation of attention; `auto` is flex_attention on cuda (sdpa for BERT and where nothing but the order
-    of tokens is masked), eager on neuron, and on cpu eager up to 512 tokens and sdpa above."""
+    of tokens is masked), eager on neuron, and on cpu sdpa, but eager where layers are compiled up to 512 tokens."""
 
     compile: Literal["auto", "on", "off"] = "auto"
-    """Whether torch compiles the model's layers; `auto` is on for cuda and for a cpu with a C++ compiler, and
-    off for neuron, which compiles whole graphs itself."""
+    """Whether torch compiles the model's layers; `auto` is on for cuda, off for neuron, which compiles whole graphs
+    itself, and on for a cpu with a C++ compiler. In fp32 it is off there for a run of less than 5e13 FLOP (about eight
+    minutes on two cores), which ends sooner without waiting for the compiler."""
 
     float8: Literal["off", "tensorwise", "rowwise"] = "off"
     """How torchao rounds the layers' matrix products to float8: with one scale for each tensor or each row, or not at
