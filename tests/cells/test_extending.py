@@ -15,7 +15,7 @@ from tools import cli
 from tools.cells import matrix
 from tools.cells.kustomize import Renderer
 from tools.core import repo
-from training.models.counting import parameters
+from training.config.counting import parameters
 
 PAGE = "docs/extending.md"
 BLOCK = re.compile(r"(?:^`(?P<path>[^`\n]+)`\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -17,7 +17,7 @@ from tools.core.errors import UserError
 from tools.plan import layout, memory
 from tools.plan.memory import GIB, Estimate, Room, Term
 from training.config import Config, load_texts
-from training.models.counting import parameters
+from training.config.counting import parameters
 from training.trainer import parallelize
 
 ROOT = repo.root()

@@ -8,7 +8,7 @@ import pytest
 
 from tools.core import repo
 from training.config import Config, load_texts
-from training.models.counting import adapter_parameters, parameters
+from training.config.counting import adapter_parameters, parameters
 
 MODELS = repo.root() / "overlays/model"
 NAMES = sorted(path.parent.name for path in MODELS.glob("*/model.yaml"))

@@ -15,7 +15,7 @@ from tools import cli
 from tools.cells import matrix, memory
 from tools.cells.kustomize import Renderer
 from tools.core import repo
-from training.models.counting import parameters
+from training.config.counting import parameters
 
 # config.json of Qwen/Qwen3-0.6B and mistralai/Mixtral-8x7B-v0.1 on the Hugging Face hub, in part.
 QWEN3: dict[str, Any] = {

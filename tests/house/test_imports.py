@@ -28,7 +28,7 @@ LEVELS = [
 LEVEL = {f"{top}.{name}": number for number, (top, names) in enumerate(LEVELS) for name in names.split()}
 # What tools may import of training: modules that do not load torch. Two places need more.
 SHARED = (
-    *("training.config.", "training.models.counting.", "training.models.published.", "training.run."),
+    *("training.config.", "training.models.published.", "training.run."),
     *("training.checkpoint.layout.", "training.checkpoint.errors.", "training.checkpoints.", "training.remote."),
     *("training.agent.build.", "training.stage.offer."),
     *("training.prove.plan.", "training.prove.records."),

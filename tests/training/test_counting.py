@@ -10,9 +10,9 @@ from torch import nn
 from transformers import BertConfig, BertForPreTraining, BertModel, Qwen2Config, Qwen2ForCausalLM
 
 from training.config import BertShape, Config, ConfigError, Lora, Model
+from training.config.counting import adapter_parameters, flops_per_token, parameters, trainable_parameters
 from training.models import causal
 from training.models.causal import build_on_meta
-from training.models.counting import adapter_parameters, flops_per_token, parameters, trainable_parameters
 
 # (published parameters, layers, hidden, heads, kv heads, feed-forward, vocabulary, tied). Architectures: the
 # config.json of each model on the Hugging Face hub (meta-llama). Counts follow from them by hand: embedding

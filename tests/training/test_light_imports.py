@@ -11,7 +11,7 @@ LIGHT = (
     "training.checkpoints",
     "training.config",
     "training.entrypoint",
-    "training.models.counting",
+    "training.config.counting",
     "training.run.failure",
     "training.run.hang_limits",
 )

@@ -40,7 +40,7 @@ def run(job: LocalJob, fresh: bool, as_json: bool) -> int:
         return 0
     earlier.empty_trash(job.directory.parent)
     if job.config is not None:
-        from training.models.counting import parameters
+        from training.config.counting import parameters
 
         preconditions.check_disk(job.directory, parameters(job.config.model))
     with preconditions.only_run(job.directory), _at_own_port(job) as job:

@@ -14,8 +14,8 @@ from tools.cells.published import Published
 from tools.core import UserError, tables
 from tools.new import component
 from training.config import Config, ConfigError, load_texts
+from training.config.counting import active_parameters, adapter_parameters, parameters
 from training.config.families import FAMILIES
-from training.models.counting import active_parameters, adapter_parameters, parameters
 
 PLAIN_TEXT = re.compile(r"[a-zA-Z/][\w/.@-]{0,999}")
 LONGEST = 4096  # tokens: longer sequences are a choice of their own

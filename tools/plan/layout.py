@@ -8,9 +8,8 @@ from typing import Any, Self
 
 from tools.core.tables import load
 from tools.facts.instances import Instance
-from training.config import Config, elastic
+from training.config import Config, counting, elastic
 from training.config.base import divisor_near
-from training.models import counting
 
 # training/trainer/parallelize.py: below this FSDP keeps the gathered weights from forward to backward.
 KEEP_GATHERED_BELOW = 4_000_000_000
@@ -21,7 +20,7 @@ FLOAT8 = {"tensorwise": "fp8", "rowwise": "fp8-rowwise"}  # names of device.floa
 
 @dataclass(frozen=True)
 class Shape:
-    """An architecture. Parameters are counted from the sizes, or taken from training/models/counting.py."""
+    """An architecture. Parameters are counted from the sizes, or taken from training/config/counting.py."""
 
     hidden: int
     inner: int

@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Family:
-    """What distinguishes a family. Sizes are names, which training/models/counting.py turns into numbers."""
+    """What distinguishes a family. Sizes are names, which training/config/counting.py turns into numbers."""
 
     config: str
     """Name of transformers' configuration class."""

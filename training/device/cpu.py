@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from training.config import Config, ConfigError
+from training.config.counting import worth_compiling
 from training.device.base import Device
-from training.models.counting import worth_compiling
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from training.config import Config, ConfigError
+from training.config.counting import layer_parameters, parameters
 from training.config.families import OPTIONAL
-from training.models.counting import layer_parameters, parameters
 from training.models.head import IGNORE, HeadLoss
 from training.models.init import fill_normal
 from training.task import Trainable
@@ -211,7 +211,7 @@ def check_count(model: Trainable, config: Config) -> None:
         block = sum(p.numel() for p in model.blocks()[0].parameters())
         raise ConfigError(
             f"model.architecture {config.model.architecture}: the model has {built:,} parameters "
-            f"({block:,} per block), but training/models/counting.py counts {counted:,} "
+            f"({block:,} per block), but training/config/counting.py counts {counted:,} "
             f"({layer_parameters(config.model):,} per block)"
         )
 

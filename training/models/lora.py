@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from training.config import Config, ConfigError, Lora
+from training.config.counting import parameters, saved_parameters, trainable_parameters
 from training.models.causal import named_parameters, trained_parameters
-from training.models.counting import parameters, saved_parameters, trainable_parameters
 from training.models.init import fill_uniform
 from training.task import Trainable
 
@@ -61,7 +61,7 @@ def adapt(model: Trainable, config: Config, precision: str) -> None:
     counted = trainable_parameters(config.model, config.lora)
     if trained != counted:
         raise ConfigError(
-            f"lora: the model has {trained:,} trained parameters, but training/models/counting.py counts {counted:,}"
+            f"lora: the model has {trained:,} trained parameters, but training/config/counting.py counts {counted:,}"
         )
 
 

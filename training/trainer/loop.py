@@ -24,11 +24,11 @@ import torch
 from training.checkpoint.layout import step_name
 from training.checkpoint.tiers import Tiers
 from training.config import Config, elastic
+from training.config.counting import flops_per_token, parameters
 from training.device import Device, resolve
 from training.distributed.process import Attempt
 from training.distributed.rank_zero import while_others_wait
 from training.distributed.ranks import Ranks, join
-from training.models.counting import flops_per_token, parameters
 from training.run import failure, heartbeat
 from training.run.directory import RunDir, write_json
 from training.task import Feed, Task

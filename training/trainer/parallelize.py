@@ -23,10 +23,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from training.config import Config, ConfigError
 from training.config.base import divisor_near
+from training.config.counting import parameters
 from training.device import Device
 from training.distributed.ranks import Ranks
 from training.models.causal import CausalLM
-from training.models.counting import parameters
 from training.task import Task, Trainable
 from training.trainer.activations import keep_less
 from training.trainer.float8 import use_float8

@@ -12,16 +12,16 @@ from torch import nn
 
 from tests.training.weights.bases import configuration
 from training.config import Config, ConfigError, Device, Lora
-from training.config.families import FAMILIES
-from training.device import resolve
-from training.models.causal import CausalLM, build_on_meta, hf_config, initialise, named_parameters
-from training.models.counting import (
+from training.config.counting import (
     active_parameters,
     flops_per_token,
     linear_shapes,
     norm_widths,
     parameters,
 )
+from training.config.families import FAMILIES
+from training.device import resolve
+from training.models.causal import CausalLM, build_on_meta, hf_config, initialise, named_parameters
 from training.models.lora import adapt
 from training.models.published import differences, read_published
 

@@ -21,9 +21,9 @@ from tests.training.weights.bases import (
     trainers,
 )
 from training.config import ConfigError
+from training.config.counting import trainable_parameters
 from training.models import lora
 from training.models.causal import named_parameters, trained_parameters
-from training.models.counting import trainable_parameters
 from training.run.directory import RunDir
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
