@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tools.cli import invoke
+from tools.kube import manifests
 from tools.preflight.rule import rule as rules
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -88,6 +89,17 @@ def test_a_shells_pipe_is_read(options: list[str], code: int, said: str, capsys:
         printing.terminate()
     printed = capsys.readouterr()
     assert said in printed.out + printed.err
+
+
+def test_a_shells_pipe_that_is_too_large_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last character that is read has two bytes."""
+    large = tmp_path / "large.yaml"
+    large.write_text("#" + "\u00e9" * manifests.LARGEST, encoding="utf-8")
+    with subprocess.Popen(["cat", large], stdout=subprocess.PIPE) as printing:
+        assert printing.stdout is not None
+        assert invoke(["preflight", "-f", f"/dev/fd/{printing.stdout.fileno()}"]) == 2
+        printing.terminate()
+    assert "is larger than 10 MiB, the most that is read" in capsys.readouterr().err
 
 
 def test_verbose_prints_what_passed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,6 +115,32 @@ def test_without_a_compiler_auto_runs_uncompiled_and_on_is_refused(
     assert "install g++" in device.compile_reason
     with pytest.raises(ConfigError, match=r"device\.compile is on, but this machine cannot compile"):
         resolve(_resolved(texts, "device.compile=on"))
+
+
+FREED = """
+import sys
+from pathlib import Path
+import torch
+from training.device.cpu import _keep_freed_memory
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+if sys.argv[1] == "kept":
+    _keep_freed_memory()
+before = resident()
+block = torch.ones(1 << 24)
+assert resident() - before > 60 << 20
+del block
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator is not glibc's")
+@pytest.mark.parametrize(("how", "kept"), [("kept", True), ("control", False)])
+def test_a_large_block_that_is_freed_stays_with_the_process(how: str, kept: bool) -> None:
+    done = subprocess.run([sys.executable, "-c", FREED, how], capture_output=True, text=True, check=True, timeout=120)
+    assert (int(done.stdout) > 60 << 20) is kept
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device, which the test needs absent")

@@ -197,14 +197,14 @@ def read(name: str | Path, source: str | None = None) -> Manifests:
 def text_of(name: str | Path, source: str) -> str:
     """Return the text of a regular file, of standard input for `-`, or of a shell's `<(COMMAND)`.
 
-    No more than LARGEST bytes are read. Raises UserError, which names `source`.
+    No more is read than one byte or character above LARGEST. Raises UserError, which names `source`.
     """
     try:
         if str(name) == STANDARD_INPUT:
             return sys.stdin.read(LARGEST + 1)
         if is_from_shell(name):
-            with open(name, "rb") as pipe:
-                return pipe.read(LARGEST + 1).decode("utf-8-sig")
+            with open(name, encoding="utf-8-sig") as pipe:
+                return pipe.read(LARGEST + 1)
         return read_bounded(Path(name), LARGEST, follow=True).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"{source}: not UTF-8 text") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import sysconfig
@@ -15,6 +16,9 @@ import torch
 from training.config import Config, ConfigError
 from training.config.counting import worth_compiling
 from training.device.base import Device
+
+# Parameters of glibc's mallopt (malloc.h), and what they become: bytes of a block, of free memory at the heap's end.
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = (-3, 1 << 30), (-1, (1 << 31) - 1)
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,22 @@ class Cpu(Device):
 
 def resolve_cpu(config: Config) -> Cpu:
     torch.set_num_threads(cpu_threads())
+    _keep_freed_memory()
     precision = _precision(config)
     compiles, reason = _compiles(config, precision)
     return Cpu(torch.device("cpu"), precision, _attention(config, compiles), compiles, reason)
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc reuse large blocks instead of giving them back to the kernel when they are freed.
+
+    It gives back those above 32 MiB, such as a batch's logits, and in each step each of their pages faults again: 3 to
+    4 % of the processor time of cpu/llama-tiny in one process. Other C libraries stay as they are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for parameter, value in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
+            mallopt(parameter, value)
 
 
 def cpu_threads() -> int:
