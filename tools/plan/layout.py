@@ -194,8 +194,10 @@ class Layout:
         shapes = counting.linear_shapes(config.model)
         small, sharded = total < KEEP_GATHERED_BELOW, keys["sharding"] != "ddp" and world > 1
         reshard = keys["reshard_after_forward"]
-        short = device.type == "cpu" and device.compile == "auto" and not counting.worth_compiling(config)
-        eager = device.compile == "off" or short
+        in_fp32 = device.type == "cpu" and device.precision != "bf16"
+        eager = device.compile == "off" or (
+            device.compile == "auto" and in_fp32 and not counting.worth_compiling(config)
+        )
         plain = device.attention == "eager" or (
             device.attention == "auto" and device.type == "cpu" and not eager and config.sequence_length <= 512
         )

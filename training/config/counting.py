@@ -129,10 +129,12 @@ def flops_per_token(model: Model, sequence_length: int, lora: Lora | None = None
 
 
 def worth_compiling(config: Config) -> bool:
-    """Whether all steps of a run, on a CPU in fp32, take so long that compiled blocks save time.
+    """Whether a run on a CPU in fp32 takes so long that compiling saves time, or needs the compiler for its memory.
 
     It depends on the configuration alone, so that all ranks and a continued run decide alike.
     """
+    if config.parallel.activation_budget is not None:
+        return True
     tokens = config.train.steps * config.train.global_batch_size * config.sequence_length
     return tokens * flops_per_token(config.model, config.sequence_length, config.lora) >= _WORTH_COMPILING
 

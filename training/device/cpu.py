@@ -84,8 +84,7 @@ def _compiles(config: Config, precision: str) -> tuple[bool, str]:
     wanted = config.device.compile
     if wanted == "off":
         return False, "device.compile is off"
-    needed = config.parallel.activation_budget is not None
-    if wanted == "auto" and precision == "fp32" and not needed and not worth_compiling(config):
+    if wanted == "auto" and precision == "fp32" and not worth_compiling(config):
         return False, "a short run"
     compiler = next((c for c in (os.environ.get("CXX"), "g++", "clang++") if c and shutil.which(c)), None)
     header = Path(sysconfig.get_paths()["include"], "Python.h")
