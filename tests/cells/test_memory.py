@@ -16,7 +16,7 @@ from tools.core import repo
 from tools.core.errors import UserError
 from tools.plan import layout, memory
 from tools.plan.memory import GIB, Estimate, Room, Term
-from training.config import Config, load_texts
+from training.config import Config, Device, load_texts
 from training.config.counting import parameters
 from training.trainer import parallelize
 
@@ -66,6 +66,24 @@ def term(estimate: Estimate, name: str) -> Term:
     """Return the term of that name, counted or not."""
     (found,) = (one for one in (*estimate.terms, *estimate.left_out) if one.name == name)
     return found
+
+
+@pytest.mark.parametrize(
+    ("device", "recompute", "kernels"),
+    [
+        ({"type": "cpu"}, "none", "eager"),
+        ({"type": "cpu", "compile": "on"}, "none", "compiled"),
+        ({"type": "cpu", "precision": "bf16"}, "none", "compiled"),
+        ({"type": "cpu"}, "'budget:0.5'", "compiled"),
+        ({"type": "cuda"}, "none", "compiled"),
+    ],
+)
+def test_a_short_run_is_planned_as_the_trainer_compiles_it(
+    device: dict[str, str], recompute: str, kernels: str
+) -> None:
+    short = config(recompute=recompute)
+    short = short.model_copy(update={"device": Device.model_validate(device)})
+    assert layout.Layout.of(short, 1, 1).kernels == kernels
 
 
 @pytest.mark.parametrize("cell", FOUND.cells, ids=lambda cell: cell.name)
