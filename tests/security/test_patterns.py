@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import importlib
 import itertools
+import math
 import re
 import re._constants as codes  # type: ignore[import-not-found]
 import re._parser as parser  # type: ignore[import-not-found]
@@ -35,7 +36,8 @@ RATIO = 8.0  # of the times at LONG and SHORT: 4 is linear, 16 is quadratic
 NOTICEABLE = 0.03  # CPU seconds at LONG; less is not compared
 HARMLESS = 0.000_075  # CPU seconds at FIRST: even the square of the length is not noticeable at LONG
 PARTS = 4  # of the patterns, each a test of its own: several run at once, and none is long
-LIMIT = 0.5  # CPU seconds for one search
+LIMIT = 2.0  # CPU seconds for one search; the slowest pattern takes about an eighth
+TRIES = 5  # measurements, with ever longer pauses: a machine that is held up for a moment is not a slow pattern
 FRAGMENTS = (
     *(" ", "1", "a", ".", "-", ":", "a ", "1 ", "\t", "\n", "'", '"', "\\", '\\"', "/", "=", "{", "["),
     *("|", "é", "(", "a:", "1.1.1.", "( pid=1 ", "nan ", "](", "A_", "sk-", "0123456789abcdef", "1,", ",111"),
@@ -291,19 +293,31 @@ def cpu(run: Callable[[str], object], text: str) -> float:
     return time.thread_time() - start
 
 
+def shortest(run: Callable[[str], object], text: str, enough: float) -> float:
+    """The shortest of three measurements: another process may make one longer, never shorter."""
+    best = math.inf
+    for _ in range(3):
+        best = min(best, cpu(run, text))
+        if best < enough:
+            break
+    return best
+
+
 def is_linear(run: Callable[[str], object], before: str, repeated: str) -> bool:
     def text(length: int) -> str:
         return (before + repeated * (length // len(repeated) + 1))[:length] + "\0"
 
-    first = cpu(run, text(FIRST))
-    if first < HARMLESS or first > LIMIT / 5:
+    first = shortest(run, text(FIRST), HARMLESS)
+    if first < HARMLESS or first > LIMIT:
         return first < HARMLESS
-    # Another process may make a measurement longer, never shorter: the shortest of several is compared.
-    short = min(cpu(run, text(SHORT)) for _ in range(3))
-    return any(
-        long < NOTICEABLE or (long < LIMIT and long < RATIO * short)
-        for long in (cpu(run, text(LONG)) for _ in range(4))
-    )
+    short = long = math.inf
+    for attempt in range(TRIES):
+        time.sleep(0.2 * attempt)
+        short = min(short, cpu(run, text(SHORT)))
+        long = min(long, cpu(run, text(LONG)))
+        if long < NOTICEABLE or (long < LIMIT and long < RATIO * short):
+            return True
+    return False
 
 
 def slow(pattern: re.Pattern[str], methods: set[str]) -> Iterator[str]:
