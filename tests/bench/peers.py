@@ -44,6 +44,7 @@ class Setup:
     model: Any
     flags: Row
     batch: int
+    run: Path
 
     @property
     def steps(self) -> int:
@@ -122,7 +123,7 @@ def arguments(setup: Setup, kind: type = TrainingArguments, **more: Any) -> Any:
     """The arguments that make a peer compute what ours computes, and its own flags."""
     recipe = setup.config.train
     given = {
-        "output_dir": "unused", "max_steps": setup.steps, "per_device_train_batch_size": setup.batch,
+        "output_dir": str(setup.run / "trainer"), "max_steps": setup.steps, "per_device_train_batch_size": setup.batch,
         "per_device_eval_batch_size": setup.batch, "learning_rate": recipe.learning_rate,
         "lr_scheduler_type": "constant_with_warmup", "warmup_steps": recipe.warmup_steps,
         "weight_decay": recipe.weight_decay, "adam_beta1": recipe.beta1, "adam_beta2": recipe.beta2,
@@ -244,7 +245,8 @@ def main(path: Path) -> None:
             out.write(json.dumps(row) + "\n")
             out.flush()
 
-        globals()[settings["peer"]](Setup(config, device, feed, model.hf, settings["flags"], batch), say)
+        setup = Setup(config, device, feed, model.hf, settings["flags"], batch, Path(settings["run"]))
+        globals()[settings["peer"]](setup, say)
         say({"memory_gib": device.memory_gib()})
 
 
