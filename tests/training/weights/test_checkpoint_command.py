@@ -287,6 +287,11 @@ def test_diff_names_tensors_configuration_and_position(
     row = next(row for row in found["different"] if row["name"] == name)
     assert row["largest"] == largest
     assert row["a"] == row["b"] == ["F32", list(a.full(name).shape)]
+    of_model = [row for row in found["different"] if row["name"].startswith("model.")]
+    assert cli.invoke(["checkpoint", "diff", f"{run.path}@20", str(run.path), "--most", "1"]) == 1
+    out = capsys.readouterr().out
+    assert f"\n  {max(of_model, key=lambda row: row['largest'])['name']} " in out
+    assert "optimizer." not in out
 
     weights = {name.removeprefix("model."): b.full(name) for name in b.names() if name.startswith("model.")}
     (tmp_path / "published").mkdir()
@@ -298,8 +303,9 @@ def test_diff_names_tensors_configuration_and_position(
     assert cli.invoke(["checkpoint", "show", str(tmp_path / "dcp"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tensors"]["model.norm.weight"] == {"dtype": "F32", "shape": [64]}
     weights["model.norm.weight"][3] = float("nan")
+    weights["model.layers.0.mlp.up_proj.weight"].mul_(3)
     save_file(weights, tmp_path / "published" / "model.safetensors")
-    assert cli.invoke(["checkpoint", "diff", str(run.path), str(tmp_path / "published")]) == 1
+    assert cli.invoke(["checkpoint", "diff", str(run.path), str(tmp_path / "published"), "--most", "1"]) == 1
     out = capsys.readouterr().out
     assert "model.norm.weight  F32 [64]  1 value changed, by at most 0, 1 not finite" in out
 
