@@ -71,6 +71,28 @@ def test_failures_are_bounded_by_class_number_and_progress(
     ]  # fmt: skip
 
 
+def test_ranks_that_lost_their_peer_wait_for_the_cause(
+    texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun reports a killed rank when the others have ended, which can take half a minute."""
+    words = configured(texts, tmp_path / "two", "retry={classes: [killed], most: 2}")
+    begun = time.time() + 1
+    lost = Failure("lost peer", 0, "host", 7, 5, "closed by peer", "", begun)
+    killed = Failure("killed", 1, "host", 8, 5, "killed by SIGKILL", "", begun + 20)
+
+    def refusal(records: list[Failure], seconds: float) -> str | None:
+        retries = Retries(RunDir(tmp_path / "run"), words)
+        with monkeypatch.context() as patch:
+            patch.setattr("time.time", lambda: begun + seconds)
+            decision = retries.decide(records, ended=False)
+        return None if decision is None else decision.refusal
+
+    assert refusal([lost], 20) is None
+    assert refusal([lost, killed], 20.5) is None
+    assert refusal([lost, killed], 21.5) == ""
+    assert refusal([lost], 36) == "retry.classes does not have lost peer"
+
+
 def test_the_configuration_is_found_in_one_word_too(texts: Texts, tmp_path: Path) -> None:
     words, run = configured(texts, tmp_path / "one", "retry={most: 1}"), RunDir(tmp_path / "run")
     assert Pod([*words[:-2], f"--config={words[-1]}"], run).fail(5) == ""
@@ -98,6 +120,13 @@ def test_a_restarted_container_counts_on(texts: Texts, tmp_path: Path, monkeypat
 def test_a_wrong_key_is_one_error(value: str, said: str, texts: Texts) -> None:
     with pytest.raises(ConfigError, match=said.replace("?", r"\?")):
         load_texts(apply_override(texts, f"retry={value}"))
+
+
+@pytest.mark.parametrize("value", ["transient", "[transient]", "[hang, transient]"])
+def test_transient_covers_the_other_classes(value: str, texts: Texts) -> None:
+    retry = load_texts(apply_override(texts, f"retry={{classes: {value}}}")).retry
+    assert retry is not None
+    assert retry.classes == "transient"
 
 
 DIES = """

@@ -12,19 +12,17 @@ from training.run.failure import CODES, PERMANENT
 
 
 def _classes(value: Any) -> Any:
-    """A list of classes as a tuple; each must be one that another attempt can help."""
-    if value == "transient":
-        return value
+    """A list of classes as a tuple; each must be one that another attempt can help. `transient` covers all of them."""
     given = [value] if isinstance(value, str) else value
-    known = [kind for kind in CODES if kind not in PERMANENT and kind not in ("done", "drained")]
+    known = ["transient", *(kind for kind in CODES if kind not in PERMANENT and kind not in ("done", "drained"))]
     if not isinstance(given, (list, tuple)) or not given:
         raise ValueError(f"{value!r} is neither transient nor a list of classes")
     for one in given:
         if one not in known:
-            near = (difflib.get_close_matches(str(one), ["transient", *known], n=1, cutoff=0.0) or known)[0]
+            near = (difflib.get_close_matches(str(one), known, n=1, cutoff=0.0) or known)[0]
             reason = "fails in the same way again" if one in PERMANENT else "is not a class that can be retried"
             raise ValueError(f"{one!r} {reason}; nearest value: {near}")
-    return tuple(given)
+    return "transient" if "transient" in given else tuple(given)
 
 
 class Nodes(Section):

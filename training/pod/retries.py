@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 CONFIG = "--config"  # the option of the trainer's tasks
 SETTLE_SECONDS = 1.0  # how old the newest record of a failure must be: other ranks still write theirs
+CAUSE_SECONDS = 35.0  # time for the cause of what ranks saw: torchrun reports it when all ranks of its node have ended,
+# for which it gives them 30 s
 
 
 class Retries:
@@ -54,7 +56,7 @@ class Retries:
         The command has `ended` where no more records can come.
         """
         new = [one for one in records if one.time > self._judged and one.kind != "drained"]
-        if not new or (not ended and time.time() - max(one.time for one in new) < SETTLE_SECONDS):
+        if not new or not (ended or _settled(new)):
             return None
         self._judged = max(one.time for one in new)
         found, rule = failure.cause(new), self._rule()
@@ -100,6 +102,13 @@ class Retries:
         values = {"time": found.time, "class": found.kind, "rank": found.rank, "host": found.host, "step": found.step}
         with contextlib.suppress(FileExistsError), (directory / name).open("x", encoding="utf-8") as file:
             json.dump({**values, "message": found.message, **asdict(decision)}, file)
+
+
+def _settled(new: Sequence[Failure]) -> bool:
+    """Whether these records are all of one failure: its cause is among them, or no longer expected."""
+    if all(failure.is_consequence(one.kind) for one in new):
+        return time.time() - min(one.time for one in new) >= CAUSE_SECONDS
+    return time.time() - max(one.time for one in new) >= SETTLE_SECONDS
 
 
 def _option(words: Sequence[str]) -> str | None:
