@@ -304,10 +304,12 @@ def test_diff_names_tensors_configuration_and_position(
     assert json.loads(capsys.readouterr().out)["tensors"]["model.norm.weight"] == {"dtype": "F32", "shape": [64]}
     weights["model.norm.weight"][3] = float("nan")
     weights["model.layers.0.mlp.up_proj.weight"].mul_(3)
+    weights["model.layers.0.mlp.down_proj.weight"] = torch.zeros(2, 2)
     save_file(weights, tmp_path / "published" / "model.safetensors")
-    assert cli.invoke(["checkpoint", "diff", str(run.path), str(tmp_path / "published"), "--most", "1"]) == 1
-    out = capsys.readouterr().out
-    assert "model.norm.weight  F32 [64]  1 value changed, by at most 0, 1 not finite" in out
+    assert cli.invoke(["checkpoint", "diff", str(run.path), str(tmp_path / "published"), "--most", "2"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "B has shape [2, 2] model.norm.weight F32 [64] 1 value changed, by at most 0, 1 not finite" in out
+    assert "up_proj" not in out
 
 
 @pytest.mark.usefixtures("here")

@@ -22,7 +22,7 @@ def command(a: str, b: str, most: int, as_json: bool) -> int:
     for side, size in zip("ab", found["nbytes"], strict=True):
         output.line(f"{side.upper()}: {found[side]}, {output.size(size)} of tensors")
     output.line(f"tensors: {found['equal']} equal, {len(different)} different, {len(only)} in one of them only")
-    output.table((row["name"], *_change(row)) for row in sorted(different, key=_weight)[:most])
+    output.table((row["name"], *_change(row)) for row in sorted(different, key=_order)[:most])
     for side in "ab":
         names = found[f"only_in_{side}"]
         output.table((name, f"only in {side.upper()}") for name in names[:most])
@@ -49,7 +49,7 @@ def _directory(text: str) -> str | Path:
         raise UserError(str(problem), code=max(2, checkpoints.code_of(problem))) from None
 
 
-def _weight(row: dict[str, Any]) -> tuple[bool, bool, bool, float]:
+def _order(row: dict[str, Any]) -> tuple[bool, bool, bool, float]:
     """What comes first: the model, then other shapes, values that are not finite, and the largest change.
 
     The optimizer counts steps in tensors of one value, so its changes are larger than those of any weight.
