@@ -293,21 +293,12 @@ def cpu(run: Callable[[str], object], text: str) -> float:
     return time.thread_time() - start
 
 
-def shortest(run: Callable[[str], object], text: str, enough: float) -> float:
-    """The shortest of three measurements: another process may make one longer, never shorter."""
-    best = math.inf
-    for _ in range(3):
-        best = min(best, cpu(run, text))
-        if best < enough:
-            break
-    return best
-
-
 def is_linear(run: Callable[[str], object], before: str, repeated: str) -> bool:
     def text(length: int) -> str:
         return (before + repeated * (length // len(repeated) + 1))[:length] + "\0"
 
-    first = shortest(run, text(FIRST), HARMLESS)
+    # Another process may make a measurement longer, never shorter: the shortest of several counts.
+    first = min(cpu(run, text(FIRST)) for _ in range(3))
     if first < HARMLESS or first > LIMIT:
         return first < HARMLESS
     short = long = math.inf
