@@ -69,7 +69,7 @@ def test_threads_are_the_pods_processors_over_its_ranks(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("length", "compiled", "attention"),
-    [("32", "on", "eager"), ("512", "on", "eager"), ("1024", "on", "sdpa"), ("32", "off", "sdpa")],
+    [("32", "on", "blocks"), ("512", "on", "blocks"), ("1024", "on", "sdpa"), ("32", "off", "sdpa")],
 )
 def test_plain_attention_up_to_512_tokens_on_a_cpu_that_compiles(
     texts: Texts, compiler: None, length: str, compiled: str, attention: str

@@ -6,16 +6,25 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, eager_attention_forward
 
 from training.config import Config, ConfigError, Device
 from training.device import resolve
-from training.models.causal import CausalLM, build_on_meta, document_mask, initialise, named_parameters
+from training.models.causal import (
+    CausalLM,
+    attention_in_blocks,
+    build_on_meta,
+    document_mask,
+    initialise,
+    named_parameters,
+)
 
 CPU = torch.device("cpu")
 
@@ -114,7 +123,7 @@ def test_sharded_initialisation_on_two_ranks_equals_the_whole() -> None:
     ]
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("attention", ["eager", "blocks", "sdpa"])
 def test_packed_documents_do_not_attend_to_each_other(config: Config, attention: str) -> None:
     model = _built(config, attention)
     tokens, _, positions, documents = _batch(512, [10, 14, 8])
@@ -137,7 +146,28 @@ def test_a_packed_document_has_the_same_logits_as_alone(config: Config) -> None:
     torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("length", [96, 256, 300], ids=["one block", "two blocks", "a short last block"])
+@pytest.mark.parametrize("window", [None, 40])
+def test_attention_in_blocks_is_plain_attention(length: int, window: int | None) -> None:
+    shapes = ((2, 4, length, 16), (2, 2, length, 16), (2, 2, length, 16))
+    given = [torch.randn(shape, generator=torch.Generator().manual_seed(3)).requires_grad_() for shape in shapes]
+    documents = (torch.arange(length) >= 50).long().expand(2, -1)
+    mask = document_mask(documents, "blocks", window)
+    assert torch.equal(mask, document_mask(documents, "eager", window))
+    module: Any = torch.nn.Module()
+    module.num_key_value_groups = 2
+
+    def step(attention: Callable[..., Any], mask: torch.Tensor) -> list[torch.Tensor]:
+        out = attention(module, *given, mask, scaling=0.25)[0]
+        return [out, *torch.autograd.grad(out.square().sum(), given)]
+
+    plain = step(eager_attention_forward, mask)
+    torch.testing.assert_close(step(attention_in_blocks, mask), plain)
+    everything = step(eager_attention_forward, torch.zeros_like(mask))  # control
+    assert not torch.allclose(everything[0], plain[0], rtol=1e-2)
+
+
+@pytest.mark.parametrize("attention", ["eager", "blocks", "sdpa"])
 def test_without_a_document_mask_a_sample_is_one_document(config: Config, attention: str) -> None:
     tokens, _, positions, documents = _batch(512, [10, 14])
     joined = config.model_copy(update={"data": config.data.model_copy(update={"document_mask": False})})

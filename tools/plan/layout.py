@@ -166,7 +166,7 @@ class Layout:
     sequence: bool = True  # whether ranks of `tensor` also divide what lies between the products, by tokens
     recompute: str = "none"  # none, selective, selective-layer, full
     kernels: str = "compiled"  # compiled, eager
-    attention: str = "flash2"  # eager, sdpa (with a mask), flash2, flash3
+    attention: str = "flash2"  # eager, blocks, sdpa (with a mask), flash2, flash3
     precision: str = "bf16"  # bf16, fp8, fp8-rowwise, fp8-te, fp32
     trained: int | None = None  # parameters that are trained, if not all; the rest is frozen
     rank: int = 0  # of the adapters
@@ -198,9 +198,6 @@ class Layout:
         eager = device.compile == "off" or (
             device.compile == "auto" and in_fp32 and not counting.worth_compiling(config)
         )
-        plain = device.attention == "eager" or (
-            device.attention == "auto" and device.type == "cpu" and not eager and config.sequence_length <= 512
-        )
         return cls(
             config.sequence_length, config.parallel.micro_batch_size, config.accumulation(world),
             config.train.global_batch_size if config.nodes else 0, world, per_node,
@@ -209,7 +206,7 @@ class Layout:
             gathers=1 if (small if reshard == "auto" else not reshard) else 2, sync_each=not small,
             recompute=keys["activation_checkpointing"], kernels="eager" if eager else "compiled",
             logit=12 if eager else FULL if device.precision == "fp32" else HALF,
-            attention="eager" if plain else "sdpa" if device.type == "cpu" else "flash2",
+            attention=_attention(config, eager),
             precision="fp32" if device.precision == "fp32" else FLOAT8.get(device.float8, "bf16"),
             reduced=HALF if keys["reduce_precision"] == "bf16" else FULL,
             moments=2 * (HALF if config.train.moment_precision == "bf16" else FULL),
@@ -246,6 +243,12 @@ class Layout:
         return self.gpus // (self.tensor * self.context * self.pipeline)
 
     @property
+    def plain_attention(self) -> float:
+        """The share of all pairs of tokens whose scores are computed; 0 where a fused kernel computes them."""
+        blocks = math.ceil(self.length / counting.ATTENTION_BLOCK)
+        return {"eager": 1.0, "blocks": (blocks + 1) / (2 * blocks)}.get(self.attention, 0.0)
+
+    @property
     def step_tokens(self) -> int:
         return (self.batch or self.replicas * self.micro * self.accumulation) * self.length
 
@@ -258,6 +261,16 @@ class Layout:
     def model_ranks(self) -> int:
         """Ranks among which the layers themselves are divided."""
         return self.tensor * self.pipeline
+
+
+def _attention(config: Config, eager: bool) -> str:
+    """Return the implementation of attention, as training/device chooses it."""
+    wanted, on_cpu = config.device.attention, config.device.type == "cpu"
+    if wanted in ("eager", "blocks"):
+        return wanted
+    if wanted == "auto" and on_cpu and not eager and config.sequence_length <= 512:
+        return "eager" if config.model.bert else "blocks"
+    return "sdpa" if on_cpu else "flash2"
 
 
 def chunk_size(tokens: int, words: int, tensor: int, on_a_cpu: bool) -> int:

@@ -254,7 +254,7 @@ class _Need:
     def positions(self) -> Term:
         """What all blocks share: sines and cosines of the positions, identifiers, and a mask for torch's own kernel."""
         shape, layout = self.shape, self.layout
-        mask = {"sdpa": layout.length, "eager": (1 + FULL) * layout.length}.get(layout.attention, 0)
+        mask = layout.length * ((1 + FULL) if layout.plain_attention else layout.attention == "sdpa")
         each = (mask + 2 * FULL * shape.queries // shape.heads + 32) * shape.causal
         return Term("positions and masks", layout.tokens * each, f"{layout.tokens:,} tokens x {each:,} B")
 
@@ -397,11 +397,12 @@ class _Need:
         Plain attention keeps its scores after the softmax, in bf16 also after the cast. torch's kernel with a mask
         keeps the mask.
         """
-        shape, length = self.shape, self.layout.length
+        shape, layout = self.shape, self.layout
+        if not layout.plain_attention and layout.attention != "sdpa":
+            return 0
         repeated = 2 * self.width * (shape.queries - shape.narrow)
-        score = FULL if self.whole else FULL + HALF
-        kinds = {"eager": repeated + score * shape.heads * length, "sdpa": repeated + self.width * length}
-        return kinds.get(self.layout.attention, 0)
+        score = (FULL if self.whole else FULL + HALF) * shape.heads * layout.plain_attention
+        return repeated + int((score or self.width) * layout.length)
 
 
 def _kept_share(recompute: str) -> float:

@@ -67,7 +67,7 @@ def network_needed(shape: Shape, layout: Layout, machine: Machine, fitted: Mappi
 def used(layout: Layout, machine: Machine) -> set[str]:
     """Return the fitted constants that a run depends on: without a source for one, nothing is predicted."""
     card = machine.card.efficiency
-    names = {f"matmul {card}", *([] if layout.attention == "eager" else [_kernel(layout, machine)])}
+    names = {f"matmul {card}", *([] if layout.plain_attention else [_kernel(layout, machine)])}
     if layout.precision.startswith("fp8") or (layout.precision == "fp32" and not layout.on_cpu):
         names.add(layout.precision)
     rowwise = layout.precision == "fp8-rowwise" and not machine.card.rowwise
@@ -143,7 +143,7 @@ class _Clock:
     def _attention(self) -> tuple[float, float]:
         """Queries on keys and probabilities on values: half of it under a causal mask; backward 2.5 times."""
         layout, shape = self.layout, self.shape
-        if layout.attention == "eager":
+        if layout.plain_attention:
             return self._plain_attention()
         rate = self.machine.card.peak * self.fitted[_kernel(layout, self.machine)]
         rate /= FIRST_FLASH if layout.attention == "flash1" else 1
@@ -158,7 +158,7 @@ class _Clock:
         return forward, forward * (2.5 + _again(layout.recompute)[1])
 
     def _plain_attention(self) -> tuple[float, float]:
-        """Two products over the whole square, and its scores through memory: written, cast and read again."""
+        """Two products over the square or its blocks, and its scores through memory: written, cast and read again."""
         layout, shape = self.layout, self.shape
         width, scores = shape.queries / shape.heads, layout.tokens / layout.length * shape.heads / layout.tensor
         product = 2 * self._product(layout.length, width, layout.length)
@@ -167,7 +167,8 @@ class _Clock:
         if self._on_cpu:
             softmax = CPU_VALUES["score"] * layout.length**2 / self._rate
             passes = product + CPU_FORWARD * softmax, 2 * product + (1 - CPU_FORWARD) * softmax
-        forward, backward = (one * scores * shape.layers / layout.pipeline for one in passes)
+        computed = scores * layout.plain_attention * shape.layers / layout.pipeline
+        forward, backward = (one * computed for one in passes)
         return forward, backward + _again(layout.recompute)[1] * forward
 
     def _moved(self) -> tuple[float, float]:
@@ -368,9 +369,10 @@ class _Clock:
             "exchange of weights and gradients": (self._exchanged(), ("contention", "latency")),
             "pipeline bubble": (f"({layout.pipeline} - 1) / {layout.interleave} of a pass", ()),
         }  # fmt: skip
-        if name == "attention" and layout.attention == "eager":
+        if name == "attention" and layout.plain_attention:
             square = f"2 products of {layout.length:,}x{layout.length:,} and "
             square += "the softmax of its scores" if self._on_cpu else "3 passes of its scores through memory"
+            square += f", {layout.plain_attention:.0%} of them" if layout.plain_attention < 1 else ""
             text = f"{square}, for each head and sequence, x (1 + 2 + {again[1]:g} again) x {shape.layers} layers"
             return f"{text}{divided}{passes}", rate
         return rows[name]

@@ -111,10 +111,11 @@ class Config(Section):
             raise wrong(
                 "data.document_mask", "data.document_mask false is not for architecture bert; nearest value: true"
             )
-        if bert is not None and self.device.attention == "flex_attention":
+        if bert is not None and self.device.attention in ("flex_attention", "blocks"):
+            near, why = ("eager", "it is causal") if self.device.attention == "blocks" else ("sdpa", "no dropout")
             raise wrong(
                 "device.attention",
-                "device.attention is flex_attention, which has neither dropout nor masks for BERT; nearest value: sdpa",
+                f"device.attention {self.device.attention} is not for architecture bert: {why}; nearest value: {near}",
             )
         if self.device.float8 != "off" and (bert is not None or self.lora is not None or self.parallel.tensor > 1):
             key = "architecture bert" if bert is not None else "lora" if self.lora is not None else "parallel.tensor"

@@ -22,9 +22,10 @@ class Device(Section):
     """Number format of the computation, while weights and the optimizer's state stay in fp32; `auto` is bf16
     where the device supports it natively."""
 
-    attention: Literal["auto", "eager", "sdpa", "flex_attention"] = "auto"
+    attention: Literal["auto", "eager", "blocks", "sdpa", "flex_attention"] = "auto"
     """The implementation of attention; `auto` is flex_attention on cuda (sdpa for BERT and where nothing but the order
-    of tokens is masked), eager on neuron, and on cpu sdpa, but eager where layers are compiled up to 512 tokens."""
+    of tokens is masked), eager on neuron, and on cpu sdpa, but blocks (eager for BERT) where layers are compiled up to
+    512 tokens. `blocks` is eager without the products of queries with the blocks of keys that follow them."""
 
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether torch compiles the model's layers; `auto` is on for cuda, off for neuron, which compiles whole graphs

@@ -26,7 +26,7 @@ class Device:
 
     torch_device: torch.device
     precision: str  # bf16 | fp32
-    attention: str  # eager | sdpa | flex_attention
+    attention: str  # eager | blocks | sdpa | flex_attention
     compile: bool
     compile_reason: str  # why blocks are compiled or not
 

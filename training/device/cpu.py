@@ -77,8 +77,10 @@ def _attention(config: Config, compiled: bool) -> str:
     if config.device.attention != "auto":
         return config.device.attention
     # Compiled plain attention is faster than SDPA on a CPU up to 512 tokens, slower above (measured at 256, 512,
-    # 2048). Where it is not compiled, SDPA is 4 % faster at 256.
-    return "eager" if compiled and config.sequence_length <= 512 else "sdpa"
+    # 2048). Where it is not compiled, SDPA is 4 % faster at 256. In blocks a layer takes 9 % less time at 256.
+    if not compiled or config.sequence_length > 512:
+        return "sdpa"
+    return "eager" if config.model.bert else "blocks"
 
 
 def _compiles(config: Config, precision: str) -> tuple[bool, str]:

@@ -13,13 +13,15 @@ import torch
 import transformers
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import AttentionInterface, PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.llama.modeling_llama import repeat_kv
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from training.config import Config, ConfigError
-from training.config.counting import layer_parameters, parameters
+from training.config.counting import ATTENTION_BLOCK, layer_parameters, parameters
 from training.config.families import OPTIONAL
 from training.models.head import IGNORE, HeadLoss
 from training.models.init import fill_normal
@@ -28,6 +30,29 @@ from training.task import Trainable
 # transformers makes no mask for an implementation of this name, so torch takes its kernels for causal attention.
 _WITHOUT_MASK = "sdpa_without_mask"
 AttentionInterface.register(_WITHOUT_MASK, sdpa_attention_forward)
+
+
+def attention_in_blocks(
+    _module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor,
+    scaling: float, dropout: float = 0.0, **_more: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    """Plain causal attention, in which a block of queries multiplies only the keys up to its end.
+
+    query [batch, heads, sequence, head size]; key and value the same with fewer heads; mask, additive, [batch, 1,
+    sequence, sequence]. Returns [batch, sequence, heads, head size].
+    """
+    length, shared = query.shape[2], query.shape[1] // key.shape[1]
+    key, value = (repeat_kv(each, shared) for each in (key, value))
+    blocks = []
+    for first in range(0, length, ATTENTION_BLOCK):
+        end = min(first + ATTENTION_BLOCK, length)
+        scores = query[:, :, first:end] @ key[:, :, :end].transpose(2, 3) * scaling + mask[:, :, first:end, :end]
+        shares = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+        blocks.append(functional.dropout(shares, dropout) @ value[:, :, :end])
+    return torch.cat(blocks, 2).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("blocks", attention_in_blocks)
 
 
 def hf_config(config: Config, attention: str = "eager") -> PreTrainedConfig:
@@ -164,7 +189,7 @@ def document_mask(
     """The attention mask: a position may attend to itself and to earlier positions of the same document.
 
     With a `window` it attends to that many positions, its own included.
-    Returns an additive mask for eager, a boolean one for sdpa, both [batch, 1, sequence, sequence], and a
+    Returns an additive mask for eager and blocks, a boolean one for sdpa, both [batch, 1, sequence, sequence], and a
     block mask for flex_attention by `create`, which does not hold all pairs of positions where it is compiled.
     """
     batch, length = document_ids.shape
