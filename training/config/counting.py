@@ -12,6 +12,9 @@ from training.config import Config, Lora, Model
 # Measured with cpu/llama-tiny on two cores of an AMD EPYC without AVX-512, which compute 1e11 FLOP/s.
 _WORTH_COMPILING = 5e13
 
+# FLOP of evaluation after which a CPU gets back the time in which it compiles the forward pass, as above.
+_WORTH_COMPILING_EVALUATION = 1e13
+
 # Queries that attend at once on a processor: see `attention_in_blocks` in training/models/causal.py.
 ATTENTION_BLOCK = 128
 
@@ -140,6 +143,13 @@ def worth_compiling(config: Config) -> bool:
         return True
     tokens = config.train.steps * config.train.global_batch_size * config.sequence_length
     return tokens * flops_per_token(config.model, config.sequence_length, config.lora) >= _WORTH_COMPILING
+
+
+def worth_compiling_evaluation(config: Config) -> bool:
+    """Whether a run evaluates so many tokens on a CPU that compiling the forward pass again saves time."""
+    train = config.train
+    tokens = (train.steps // train.eval_every + 1) * train.eval_sequences * config.sequence_length
+    return tokens * flops_per_token(config.model, config.sequence_length) / 3 >= _WORTH_COMPILING_EVALUATION
 
 
 def _positions(model: Model) -> int:

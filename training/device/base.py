@@ -50,6 +50,11 @@ class Device:
         return True
 
     @property
+    def compiles_evaluation(self) -> bool:
+        """Whether evaluation compiles blocks too, where training does."""
+        return True
+
+    @property
     def wraps(self) -> bool:
         """Whether DistributedDataParallel exchanges gradients; else the loop calls `exchange`."""
         return True

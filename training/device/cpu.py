@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from training.config import Config, ConfigError
-from training.config.counting import worth_compiling
+from training.config.counting import worth_compiling, worth_compiling_evaluation
 from training.device.base import Device
 
 # Parameters of glibc's mallopt (malloc.h), and what they become: bytes of a block, of free memory at the heap's end.
@@ -24,6 +24,12 @@ _MMAP_THRESHOLD, _TRIM_THRESHOLD = (-3, 1 << 30), (-1, (1 << 31) - 1)
 @dataclass(frozen=True)
 class Cpu(Device):
     """This rank's share of the processor's cores."""
+
+    long_evaluation: bool = False
+
+    @property
+    def compiles_evaluation(self) -> bool:
+        return self.long_evaluation
 
     def name(self) -> str:
         return f"cpu x {torch.get_num_threads()} threads"
@@ -38,7 +44,8 @@ def resolve_cpu(config: Config) -> Cpu:
     _keep_freed_memory()
     precision = _precision(config)
     compiles, reason = _compiles(config, precision)
-    return Cpu(torch.device("cpu"), precision, _attention(config, compiles), compiles, reason)
+    long_evaluation = config.device.compile == "on" or worth_compiling_evaluation(config)
+    return Cpu(torch.device("cpu"), precision, _attention(config, compiles), compiles, reason, long_evaluation)
 
 
 def _keep_freed_memory() -> None:

@@ -80,8 +80,8 @@ class Parallel:
 
     @contextmanager
     def evaluating(self, device: Device) -> Iterator[None]:
-        """No gradients, no dropout. On a CPU blocks run uncompiled: compiling them again costs more time."""
-        eager = contextlib.nullcontext() if device.is_cuda else torch.compiler.set_stance("force_eager")
+        """No gradients, no dropout. Blocks run uncompiled where compiling them again costs more time."""
+        eager = contextlib.nullcontext() if device.compiles_evaluation else torch.compiler.set_stance("force_eager")
         self.wrapped.eval()
         try:
             with torch.no_grad(), eager:
