@@ -28,7 +28,8 @@ from typing import Any
 
 from tests.bench import harness
 from tests.bench.harness import Row, Table, judged, table_lines
-from tests.bench.sides import ROOT, Bench, Figures, Side, SideError, end_sides_at_sigterm, write_corpus
+from tests.bench.live import ROOT, SideError
+from tests.bench.sides import Bench, Figures, Side, end_sides_at_sigterm, write_corpus
 from tests.parts import ledger
 
 PLACE, PACKAGES = ROOT / ".cache/bench/gpu", ROOT / ".cache/bench/packages"

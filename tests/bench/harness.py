@@ -2,7 +2,8 @@
 
 python -m tests.bench.harness [--all] [--keep] [GROUP ...]
 
-A round measures each side of a group once, in a fresh process, in turns. A round in which a side has too few steps
+A round starts each side of a group once, in a fresh process. Those that train take turns of a few steps, so that all
+meet the same phases of the machine; the others follow one another. A round in which a side has too few steps
 without CPU pressure is dropped and counted. Rounds are kept in .cache/bench, and a second call continues there; a
 change of the code or the machine begins anew. The exit code is 1 if a row is below its bar, or its losses differ, and 3
 if a row could not be measured. `--keep` copies the results to tests/bench/results, from which docs/generate.py writes
@@ -29,8 +30,9 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from tests.bench.live import ROOT, SideError
 from tests.bench.pressure import LIMIT, Meter
-from tests.bench.sides import ROOT, Bench, Figures, Side, SideError, end_sides_at_sigterm, write_corpus
+from tests.bench.sides import Bench, Figures, Side, end_sides_at_sigterm, write_corpus
 from tests.parts import ledger, venv
 
 HERE, PLACE = ROOT / "tests/bench", ROOT / ".cache/bench"
@@ -58,6 +60,7 @@ class Row:
     most: float | None = None
     losses: float | None = None
     quick: bool = False
+    share: bool = False
 
     def bar(self, kind: str) -> float | None:
         if self.most is not None:
@@ -167,9 +170,10 @@ def measure_group(name: str, table: Table, bench: Bench, rounds: Rounds, say: Sa
         try:
             if "before" in group and not done:
                 bench.measure(table.side(group["before"]))
-            for side in sides:
-                measured[side.name] = bench.measure(side)
-                say(f"{name}, round {len(done) + 1}: {side.name}: {_told(measured[side.name])}")
+            for together in [sides] if "turn" in group else [[side] for side in sides]:
+                for side, figures in bench.measure_in_turns(together, group.get("turn", 0)).items():
+                    measured[side] = figures
+                    say(f"{name}, round {len(done) + 1}: {side}: {_told(figures)}")
         except SideError as error:
             return str(error)
         rounds.add(name, own, measured)
@@ -210,7 +214,7 @@ def judged(
 
 def _kind(row: Row) -> str:
     """How a row's figure is written."""
-    if row.figure in ("mfu", "outside"):
+    if row.share or row.figure in ("mfu", "outside"):
         return "share"
     if row.minus or (row.figure == "seconds" and not row.over):
         return "seconds"

@@ -125,7 +125,7 @@ def arguments(setup: Setup, kind: type = TrainingArguments, **more: Any) -> Any:
     given = {
         "output_dir": str(setup.run / "trainer"), "max_steps": setup.steps, "per_device_train_batch_size": setup.batch,
         "per_device_eval_batch_size": setup.batch, "learning_rate": recipe.learning_rate,
-        "lr_scheduler_type": "constant_with_warmup", "warmup_steps": recipe.warmup_steps,
+        "lr_scheduler_type": "constant",
         "weight_decay": recipe.weight_decay, "adam_beta1": recipe.beta1, "adam_beta2": recipe.beta2,
         "max_grad_norm": recipe.gradient_clip, "logging_steps": setup.config.device.log_every, "save_strategy": "no",
         "report_to": "none", "disable_tqdm": True, "use_cpu": not setup.device.is_cuda, "seed": recipe.seed,
@@ -206,14 +206,11 @@ def accelerate(setup: Setup, say: Callable[[Row], None]) -> None:
     model, optimizer, loader = accelerator.prepare(
         torch.compile(setup.model) if setup.device.compile else setup.model, optimizer, loader
     )
-    warm = lambda step: min(1.0, (step + 1) / max(1, recipe.warmup_steps))  # noqa: E731
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warm)
     for batch in loader:
         loss = model(**batch).loss
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(model.parameters(), recipe.gradient_clip)
         optimizer.step()
-        schedule.step()
         optimizer.zero_grad()
         say({"loss": loss.item(), "time": time.time(), "tokens": batch["input_ids"].numel()})
 

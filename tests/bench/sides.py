@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -18,20 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
-
+from tests.bench.live import ROOT, Live, SideError
 from training.config import apply_override
 
-ROOT = Path(__file__).resolve().parents[2]
 WARM_UP, ENOUGH = 4, 5  # steps that do not count, and steps without pressure that a figure needs
 LONGEST = 900  # seconds of one process
-_POLL = 0.2  # seconds between two looks at a side
 _CHARACTERS = 1_000_000  # of each document of the corpus
 Figures = dict[str, float]
-
-
-class SideError(Exception):
-    """A side ended with an error. The message says which, and how its output ends."""
 
 
 def end_sides_at_sigterm() -> None:
@@ -86,7 +78,6 @@ class Bench:
     ours: Path = Path(sys.executable)
     longest: float = LONGEST
     own_code: bool = True
-    started: float = 0.0
 
     def measure(self, side: Side) -> Figures:
         """Measure a side once. Figures that too few steps without pressure support are missing.
@@ -94,17 +85,46 @@ class Bench:
         Raises:
             SideError: it failed.
         """
-        if side.how in ("command", "tests"):
-            return self._command(side)
-        run = self._run_of(side.continues or side.name)
-        compiled = self._compiled(side)
-        if not side.continues:
-            shutil.rmtree(run, ignore_errors=True)
-        self._train(side, run, compiled)
-        lines = read_lines(run / "metrics.jsonl") + read_lines(run / "probe.jsonl")
-        if side.ends:
-            lines = [line for line in lines if line.get("step", 0) <= side.ends]
-        return figures(lines, self.meter.clean, self.started, self.warm_up, self.enough)
+        return self.measure_in_turns([side], 0)[side.name]
+
+    def measure_in_turns(self, sides: list[Side], turn: int) -> dict[str, Figures]:
+        """Measure sides in the same seconds: one trains `turn` steps while the others are stopped, then the next.
+
+        A side alone is not stopped. Each of several first takes its steps of warm-up alone, and the step during which
+        it is stopped does not count.
+
+        Raises:
+            SideError: one failed.
+        """
+        if sides[0].how in ("command", "tests"):
+            return {side.name: self._command(side) for side in sides}
+        end = time.monotonic() + self.longest * len(sides)
+        live: list[Live] = []
+        try:
+            for side in sides:
+                live.append(self._start(side))
+                if len(sides) > 1:
+                    live[-1].train(self.warm_up + 1, end)
+                    live[-1].pause()
+            while going := [one for one in live if not one.ended()]:
+                for one in going:
+                    one.resume()
+                    one.train(turn if len(sides) > 1 else 0, end)
+                    one.pause()
+            return {one.side.name: self._figures(one) for one in live}
+        finally:
+            for one in live:
+                one.end()
+
+    def _figures(self, one: Live) -> Figures:
+        lines = read_lines(one.run / "metrics.jsonl") + read_lines(one.run / "probe.jsonl")
+        if one.side.ends:
+            lines = [line for line in lines if line.get("step", 0) <= one.side.ends]
+
+        def clean(start: float, end: float) -> bool:
+            return self.meter.clean(start, end) and not one.paused(start, end)
+
+        return figures(lines, clean, one.started, self.warm_up, self.enough)
 
     def _run_of(self, name: str) -> Path:
         return self.place / "runs" / _plain(name)
@@ -126,11 +146,14 @@ class Bench:
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=LONGEST)
         ended = time.time()
         if done.returncode not in ((0,) if side.how == "tests" else (0, 1)):
-            raise SideError(f"{side.name}: ended with {done.returncode}: {_end(done.stdout + done.stderr)}")
+            raise SideError(f"{side.name}: ended with {done.returncode}: {(done.stdout + done.stderr).strip()[-1500:]}")
         time.sleep(0.5)  # the meter's next sample
         return {"seconds": ended - began} if self.meter.clean(began, ended) else {}
 
-    def _train(self, side: Side, run: Path, compiled: Path | None) -> None:
+    def _start(self, side: Side) -> Live:
+        run, compiled = self._run_of(side.continues or side.name), self._compiled(side)
+        if not side.continues:
+            shutil.rmtree(run, ignore_errors=True)
         configuration = self._configuration(side)
         run.mkdir(parents=True, exist_ok=True)
         threads = max(1, len(os.sched_getaffinity(0)) // side.ranks)
@@ -146,8 +169,7 @@ class Bench:
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "HF_HUB_OFFLINE": "1",
         }
-        self.started = time.time()
-        self._run(side, run, self._commands(side, configuration, run), environment)
+        return Live(side, run, self._log(side), self._commands(side, configuration, run), environment)
 
     def _commands(self, side: Side, configuration: Path, run: Path) -> list[list[str]]:
         module = str(side.of["module"])
@@ -160,6 +182,8 @@ class Bench:
             port = _free_port()
             place = [f"--nnodes={side.nodes}", "--master-addr=127.0.0.1", f"--master-port={port}"]
             return [[*start, *place, f"--node-rank={node}", *ours] for node in range(side.nodes)]
+        if side.how == "peak":
+            return [[str(self.ours), "-m", "tests.bench.peak", str(configuration), str(run / "metrics.jsonl")]]
         settings = run / "settings.json"
         settings.write_text(
             json.dumps(
@@ -172,38 +196,10 @@ class Bench:
         )  # fmt: skip
         return [[str(self.peers), str(ROOT / "tests/bench/peers.py"), str(settings)]]
 
-    def _start(self, side: Side, words: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        with self._log(side).open("a") as file:
-            return subprocess.Popen(
-                words, stdout=file, stderr=file, env=dict(environment), cwd=ROOT, start_new_session=True
-            )
-
     def _log(self, side: Side) -> Path:
         output = self.place / "logs" / f"{_plain(side.name)}.log"
         output.parent.mkdir(parents=True, exist_ok=True)
         return output
-
-    def _run(self, side: Side, run: Path, commands: list[list[str]], environment: Mapping[str, str]) -> None:
-        """Run all processes of a side, and end all if it has its steps, if one fails or is not done in time."""
-        end = time.monotonic() + self.longest
-        processes: list[subprocess.Popen[bytes]] = []
-        try:
-            for words in commands:
-                processes.append(self._start(side, words, environment))
-            while any(process.poll() is None for process in processes):
-                if side.ends and _steps(run) >= side.ends:
-                    return
-                if time.monotonic() > end:
-                    raise SideError(f"{side.name}: not done in {self.longest:.0f} s")
-                if any(process.poll() for process in processes):
-                    break
-                time.sleep(_POLL)
-            if code := next(filter(None, (process.wait() for process in processes if process.poll() is not None)), 0):
-                raise SideError(f"{side.name}: ended with {code}: {_end(self._log(side).read_text(errors='replace'))}")
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    _end_all(process)
 
     def _configuration(self, side: Side) -> Path:
         """Write the three files that ours and the peers read."""
@@ -224,20 +220,6 @@ def _set(texts: dict[str, tuple[str, str]], assignment: str, words: Mapping[str,
     for name, path in words.items():
         assignment = assignment.replace(f"{{{name}}}", str(path))
     return apply_override(texts, assignment)
-
-
-def _steps(run: Path) -> int:
-    return sum("tokens" in line for line in read_lines(run / "metrics.jsonl"))
-
-
-def _end_all(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all below it: torchrun's ranks are in sessions of their own."""
-    below = psutil.Process(process.pid).children(recursive=True)
-    for one in (process, *below):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
-    process.wait()
-    psutil.wait_procs(below, timeout=30)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -332,7 +314,3 @@ def _free_port() -> int:
 
 def _plain(name: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in name.lower())
-
-
-def _end(text: str) -> str:
-    return text.strip()[-1500:]

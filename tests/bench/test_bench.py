@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from tests.bench import gpu, harness, sides
 from tests.bench.harness import FAIL, PASS, UNKNOWN, Row, judged
+from tests.bench.live import ROOT, Live, SideError
 from tests.bench.pressure import Meter
 from tests.bench.sides import Bench, Side, figures
 
@@ -105,9 +107,11 @@ def test_ours_and_a_peer_train_the_same_and_rounds_continue(tmp_path: Path) -> N
     sides.write_corpus(tmp_path, characters=400_000)
     gpu.write_tokenizer(tmp_path / "tokenizer", 512)
     table = harness.read_table(harness.HERE / "rows.yaml")
-    table.trained["tiny"]["set"] = [*table.trained["tiny"]["set"], *TINY, "data.tokenizer={place}/tokenizer"]
+    table.trained["tiny"]["set"] = [
+        *table.trained["tiny"]["set"], *TINY, "train.steps=30", "data.tokenizer={place}/tokenizer"
+    ]  # fmt: skip
     names = ["ours", "HF Trainer, defaults"]
-    table.groups = {"pretrain": {"sides": names, "rounds": 1}}
+    table.groups = {"pretrain": {"sides": names, "rounds": 1, "turn": 8}}
     table.rows = [row for row in table.rows if row.over == names[1]]
     bench, said = Bench(tmp_path, Path(sys.executable), gpu.Undisturbed()), list[str]()
     rounds = harness.Rounds(tmp_path / "rounds.jsonl")
@@ -141,8 +145,40 @@ def test_the_rows_of_a_card_run_on_a_processor(tmp_path: Path, monkeypatch: pyte
 def test_a_failed_side_says_how_it_ended(tmp_path: Path) -> None:
     bench = Bench(tmp_path, Path(sys.executable), gpu.Undisturbed())
     side = Side("broken", "command", command=(sys.executable, "-c", "print('no such thing'); raise SystemExit(4)"))
-    with pytest.raises(sides.SideError, match=r"broken: ended with 4: no such thing"):
+    with pytest.raises(SideError, match=r"broken: ended with 4: no such thing"):
         bench.measure(side)
+
+
+STEPS = """
+import json, sys, time
+while True:
+    print(json.dumps({"tokens": 1, "time": time.time()}), file=open(sys.argv[1], "a"))
+    time.sleep(0.05)
+"""
+
+
+def test_a_side_makes_no_step_while_it_is_stopped(tmp_path: Path) -> None:
+    lines = tmp_path / "metrics.jsonl"
+    words = [[sys.executable, "-c", STEPS, str(lines)]]
+    one = Live(Side("steps", "trainer"), tmp_path, tmp_path / "log", words, os.environ)
+    try:
+        one.train(3, time.monotonic() + 60)
+        began = time.time()
+        one.pause()
+        time.sleep(0.2)  # a line that is being written
+        before = one.marks()
+        time.sleep(1)
+        assert one.marks() == before
+        one.resume()
+        ended = time.time()
+        one.train(3, time.monotonic() + 60)  # control: it continues
+        assert one.marks() >= before + 3
+    finally:
+        one.end()
+    assert one.paused(began, ended)
+    assert not one.paused(began - 2, began - 1)
+    found = figures(sides.read_lines(lines), lambda start, end: not one.paused(start, end), one.started, 0, 1)
+    assert found["step_s"] < 0.9, "the step that contains the pause counts"
 
 
 ENDED = """
@@ -166,7 +202,7 @@ Sleeps(Path(sys.argv[1]), Path(sys.executable), gpu.Undisturbed()).measure(sides
 @pytest.mark.parametrize(("how", "code", "left"), [("handled", 143, False), ("not handled", -signal.SIGTERM, True)])
 def test_a_benchmark_that_is_ended_leaves_no_side(how: str, code: int, left: bool, tmp_path: Path) -> None:
     log = tmp_path / "logs/sleeps.log"
-    with subprocess.Popen([sys.executable, "-c", ENDED, str(tmp_path), how], cwd=sides.ROOT) as bench:
+    with subprocess.Popen([sys.executable, "-c", ENDED, str(tmp_path), how], cwd=ROOT) as bench:
         end = time.monotonic() + 120
         while not (log.exists() and log.read_text().endswith("\n")):
             assert time.monotonic() < end
