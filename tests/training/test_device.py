@@ -6,13 +6,17 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from training.config import Config, ConfigError, apply_override, load_texts
 from training.device import card_peak, cpu_threads, resolve
+from training.distributed.ranks import Ranks
+from training.trainer.parallelize import Parallel
 
 Texts = dict[str, tuple[str, str]]
 
@@ -103,6 +107,28 @@ def test_a_short_run_in_fp32_is_not_compiled(
     device = resolve(_resolved(texts, "device.compile=auto", *overrides))
     assert device.compile is compiled
     assert (device.compile_reason == "a short run") == (not overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "compiled"),
+    [((), 0), (("train.eval_sequences=1000000000",), 1), (("device.compile=on",), 1)],
+    ids=["short", "long", "on"],
+)
+def test_evaluation_is_compiled_where_it_is_long(
+    texts: Texts, compiler: None, overrides: tuple[str, ...], compiled: int
+) -> None:
+    device = resolve(_resolved(texts, "device.compile=auto", "device.precision=bf16", *overrides))
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: object) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    module: Any = torch.nn.Linear(2, 2)
+    module.compile(backend=backend)
+    with Parallel(module, module, Ranks(0, 1, 0, None)).evaluating(device):
+        module(torch.ones(1, 2))
+    assert len(graphs) == compiled
 
 
 def test_without_a_compiler_auto_runs_uncompiled_and_on_is_refused(
