@@ -107,6 +107,13 @@ def test_variables_of_a_pods_own_fields_are_no_difference(home: Path, yard: Yard
 def test_a_pod_that_answers_something_else_is_unknown(home: Path, yard: Yard) -> None:
     (home / "bin" / "python3").write_text("#!/bin/sh\necho '{\"a\": 1}'\n")
     assert "its answer is not that of the program" in yard("env", JOB, code=3).err
+    said = yard("env", JOB, "--diff", code=3)
+    assert "its answer is not that of the program" in said.err
+    assert "difference" not in said.out, "nothing was compared"
+
+
+def test_a_run_directory_that_does_not_exist_is_not_taken_for_a_cell(yard: Yard) -> None:
+    assert "local/runs/none: no such directory" in yard.err("env", "local/runs/none", code=2)
 
 
 RANK = """

@@ -79,7 +79,7 @@ def local(name: str, by_name: bool = True) -> list[Path] | None:
         found = sorted(one for one in path.glob("*") if is_run(one) and not one.name.startswith("."))
         if found or not plain:
             return found
-    if path.is_absolute() or name.startswith((".", "~")):
+    if path.is_absolute() or name.startswith((".", "~", "local/")):
         raise UserError(f"{name}: no such directory", "a run directory is local/runs/NAME")
     return None
 

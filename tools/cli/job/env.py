@@ -22,7 +22,8 @@ def command(kubectl: Kubectl, job: str, rank: int | None, diff: str | None, as_j
         different = [{"section": section, "name": key, "values": values} for section, key, values in rows]
         output.data({"job": name, "different": different} if diff is not None else {"job": name, "pods": envs})
     elif diff is not None:
-        _differences(name, rows, len(envs), {key: where for each in found for key, where in each.where.items()})
+        if len(envs) > 1:
+            _differences(name, rows, len(envs), {key: where for each in found for key, where in each.where.items()})
     else:
         for env in envs.values():
             for section, values in env.items():
