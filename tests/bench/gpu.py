@@ -87,14 +87,6 @@ def measure(table: Table, bench: Bench, more: tuple[str, ...], say: Callable[[st
     return [judged(row, [measured], kind(), _why(row, errors), fewest=1) for row in table.rows]
 
 
-def with_earlier(results: list[dict[str, Any]], now: dict[str, str], kept: Path) -> list[dict[str, Any]]:
-    """Return the rows with their commit and date. One that was not measured is the earlier one of `kept`."""
-    earlier = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {"rows": []}
-    then = {key: earlier.get(key) for key in now}
-    known = {row["name"]: {**then, **row} for row in earlier["rows"] if "median" in row}
-    return [{**row, **now} if "median" in row else known.get(row["name"], row) for row in results]
-
-
 def compile_ahead(sides: list[Side], bench: Bench, say: Callable[[str], None]) -> list[str]:
     """Compile the code of several sides at once, with fewer layers: most processors are idle while one compiles.
 
@@ -185,7 +177,7 @@ def main(arguments: list[str], place: Path = PLACE) -> int:
     now = {"commit": harness.commit(), "date": time.strftime("%Y-%m-%d", time.gmtime())}
     answer: dict[str, Any] = {
         "machine": {"processor": _name(), "kind": kind(), **versions()}, **now, "command": "make bench-gpu",
-        "rows": with_earlier(results, now, harness.RESULTS / f"{kind()}.json"),
+        "rows": harness.with_earlier(results, now, harness.RESULTS / f"{kind()}.json"),
     }  # fmt: skip
     out = Path(os.environ.get("OUT") or place)
     out.mkdir(parents=True, exist_ok=True)

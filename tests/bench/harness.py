@@ -7,7 +7,7 @@ meet the same phases of the machine; the others follow one another. A round in w
 without CPU pressure is dropped and counted. Rounds are kept in .cache/bench, and a second call continues there; a
 change of the code or the machine begins anew. The exit code is 1 if a row is below its bar, or its losses differ, and 3
 if a row could not be measured. `--keep` copies the results to tests/bench/results, from which docs/generate.py writes
-docs/performance.md.
+docs/performance.md; a row that was not measured stays there with its commit.
 """
 
 from __future__ import annotations
@@ -247,6 +247,14 @@ def table_lines(results: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def with_earlier(results: list[dict[str, Any]], now: dict[str, str], kept: Path) -> list[dict[str, Any]]:
+    """Return the rows with their commit and date. One that was not measured is the earlier one of `kept`."""
+    earlier = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {"rows": []}
+    then = {key: earlier.get(key) for key in now}
+    known = {row["name"]: {**then, **row} for row in earlier["rows"] if "median" in row}
+    return [{**row, **now} if "median" in row else known.get(row["name"], row) for row in results]
+
+
 def exit_code(results: list[dict[str, Any]]) -> int:
     verdicts = {one["verdict"] for one in results}
     return 1 if FAIL in verdicts else 3 if UNKNOWN in verdicts else 0
@@ -293,10 +301,13 @@ def main(arguments: list[str]) -> int:
     with Meter() as meter:
         bench = Bench(PLACE, peers, meter)
         results = run(table, groups, bench, Rounds(PLACE / "rounds.jsonl"), known["kind"], quick, say)
+    now = {"commit": commit(), "date": time.strftime("%Y-%m-%d", time.gmtime())}
+    measured = {one["name"]: one for one in results}
+    rows = [measured.get(row.name) or judged(row, [], known["kind"], "not measured") for row in table.rows]
     answer = {
-        "machine": known, "commit": commit(), "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": f"make bench{'' if quick else '-all'}", "seconds": round(time.monotonic() - began),
-        "pressure": LIMIT, "rows": results,
+        "machine": known, **now, "command": f"make bench{'' if quick else '-all'}",
+        "seconds": round(time.monotonic() - began), "pressure": LIMIT,
+        "rows": with_earlier(rows, now, RESULTS / f"{known['kind']}.json"),
     }  # fmt: skip
     written = PLACE / "results.json"
     written.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")

@@ -217,14 +217,14 @@ def test_a_benchmark_that_is_ended_leaves_no_side(how: str, code: int, left: boo
                 side.kill()
 
 
-def test_a_row_of_a_card_that_is_not_measured_again_stays(tmp_path: Path) -> None:
+def test_a_row_that_is_not_measured_again_stays(tmp_path: Path) -> None:
     kept, now = tmp_path / "H200.json", {"commit": "new", "date": "today"}
     before = [{"name": "one", "median": 1.0}, {"name": "two", "median": 2.0, "commit": "older", "date": "then"}]
     kept.write_text(json.dumps({"commit": "old", "date": "yesterday", "rows": before}))
     results: list[dict[str, Any]] = [{"name": name} for name in ("one", "two", "three")]
     results.append({"name": "four", "median": 4.0})
-    found = gpu.with_earlier(results, now, kept)
+    found = harness.with_earlier(results, now, kept)
     assert [(row.get("median"), row.get("commit")) for row in found] == [
         (1.0, "old"), (2.0, "older"), (None, None), (4.0, "new"),
     ]  # fmt: skip
-    assert gpu.with_earlier(results, now, tmp_path / "none.json")[:3] == results[:3]
+    assert harness.with_earlier(results, now, tmp_path / "none.json")[:3] == results[:3]
