@@ -108,10 +108,10 @@ def test_ours_and_a_peer_train_the_same_and_rounds_continue(tmp_path: Path) -> N
     gpu.write_tokenizer(tmp_path / "tokenizer", 512)
     table = harness.read_table(harness.HERE / "rows.yaml")
     table.trained["tiny"]["set"] = [
-        *table.trained["tiny"]["set"], *TINY, "train.steps=30", "data.tokenizer={place}/tokenizer"
+        *table.trained["tiny"]["set"], *TINY, "train.steps=18", "data.tokenizer={place}/tokenizer"
     ]  # fmt: skip
     names = ["ours", "HF Trainer, defaults"]
-    table.groups = {"pretrain": {"sides": names, "rounds": 1, "turn": 8}}
+    table.groups = {"pretrain": {"sides": names, "rounds": 1, "turn": 6}}
     table.rows = [row for row in table.rows if row.over == names[1]]
     bench, said = Bench(tmp_path, Path(sys.executable), gpu.Undisturbed()), list[str]()
     rounds = harness.Rounds(tmp_path / "rounds.jsonl")
