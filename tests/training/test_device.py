@@ -19,6 +19,7 @@ from training.distributed.ranks import Ranks
 from training.trainer.parallelize import Parallel
 
 Texts = dict[str, tuple[str, str]]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,15 @@ def test_plain_attention_up_to_512_tokens_on_a_cpu_that_compiles(
 ) -> None:
     config = _resolved(texts, f"sequence_length={length}", f"device.compile={compiled}", "device.attention=auto")
     assert resolve(config).attention == attention
+
+
+def test_bert_has_plain_attention_and_refuses_blocks(compiler: None) -> None:
+    places = {"model": "model/bert-tiny", "hardware": "hardware/cpu", "cell": "cpu/bert-tiny"}
+    paths = {layer: ROOT / "overlays" / place / f"{layer}.yaml" for layer, place in places.items()}
+    texts = {layer: (path.name, path.read_text()) for layer, path in paths.items()}
+    assert resolve(_resolved(texts, "device.compile=on")).attention == "eager"
+    with pytest.raises(ConfigError, match=r"attention blocks is not for architecture bert.*nearest value: eager"):
+        _resolved(texts, "device.attention=blocks")
 
 
 @pytest.fixture
