@@ -57,7 +57,7 @@ class Live:
         """
         codes = [process.poll() for process in self._processes]
         if code := next(filter(None, codes), 0):
-            raise SideError(f"{self.side.name}: ended with {code}: {_end(self.log.read_text(errors='replace'))}")
+            raise SideError(f"{self.side.name}: ended with {code}: {end_of(self.log.read_text(errors='replace'))}")
         return None not in codes or bool(self.side.ends and self.marks() >= self.side.ends)
 
     def train(self, steps: int, end: float) -> None:
@@ -83,7 +83,7 @@ class Live:
         return self._marks
 
     def pause(self) -> None:
-        """Stop its ranks. torchrun itself goes on: it would take a long pause for a lost node."""
+        """Stop its ranks. torchrun itself continues, because it would take a long pause for a lost node."""
         self._paused_at = time.time()
         self._signal(signal.SIGSTOP)
 
@@ -123,5 +123,6 @@ class Live:
                 yield from one.children(recursive=True)
 
 
-def _end(text: str) -> str:
+def end_of(text: str) -> str:
+    """Return the end of what a side has printed."""
     return text.strip()[-1500:]

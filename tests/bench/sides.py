@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from tests.bench.live import ROOT, Live, SideError
+from tests.bench.live import ROOT, Live, SideError, end_of
 from training.config import apply_override
 
 WARM_UP, ENOUGH = 4, 5  # steps that do not count, and steps without pressure that a figure needs
@@ -146,7 +146,7 @@ class Bench:
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=LONGEST)
         ended = time.time()
         if done.returncode not in ((0,) if side.how == "tests" else (0, 1)):
-            raise SideError(f"{side.name}: ended with {done.returncode}: {(done.stdout + done.stderr).strip()[-1500:]}")
+            raise SideError(f"{side.name}: ended with {done.returncode}: {end_of(done.stdout + done.stderr)}")
         time.sleep(0.5)  # the meter's next sample
         return {"seconds": ended - began} if self.meter.clean(began, ended) else {}
 

@@ -12,7 +12,8 @@ from training.config import Config, Lora, Model
 # Measured with cpu/llama-tiny on two cores of an AMD EPYC without AVX-512, which compute 1e11 FLOP/s.
 _WORTH_COMPILING = 5e13
 
-# FLOP of evaluation after which a CPU gets back the time in which it compiles the forward pass, as above.
+# FLOP of evaluation after which a CPU gets back the time in which it compiles the forward pass. It is an estimate: a
+# fifth of the above, because a forward pass compiles sooner.
 _WORTH_COMPILING_EVALUATION = 1e13
 
 # Queries that attend at once on a processor: see `attention_in_blocks` in training/models/causal.py.
