@@ -124,3 +124,13 @@ def test_gelu_takes_longer_than_swiglu_on_a_cpu() -> None:
     """Its error function is most of the work between BERT's products."""
     swish, gelu = (on_a_cpu(ON_A_CPU, replace(TINY, gated=gated)) for gated in (True, False))
     assert gelu["memory-bound parts"] > swish["memory-bound parts"]
+
+
+def test_fused_attention_on_a_cpu_takes_the_time_of_its_scores() -> None:
+    """Without a constant of a card: twice the tokens of a row are almost twice the scores of each token."""
+    shorter, longer = (
+        on_a_cpu(replace(ON_A_CPU, attention="sdpa", length=length, micro=1024 // length), TINY)["attention"]
+        for length in (256, 512)
+    )
+    assert longer / shorter == pytest.approx((512 + 32) / (256 + 32))
+    assert shorter < on_a_cpu(ON_A_CPU, TINY)["attention"]
