@@ -29,6 +29,7 @@ from training.distributed.ranks import Ranks
 from training.models.causal import CausalLM
 from training.task import Task, Trainable
 from training.trainer.activations import keep_less
+from training.trainer.chunks import ChunkSums
 from training.trainer.float8 import use_float8
 from training.trainer.tensor import split_products
 
@@ -48,6 +49,8 @@ class Parallel:
     """Whether every micro batch adds its gradients to the rank's shard, so that no whole gradients are kept."""
     keeps_gathered: bool = False
     """Whether gathered weights stay between a step's passes, and its micro batches."""
+    gathers_ahead: bool = False
+    """Whether all gathers begin before a step's first pass; on processors FSDP's own prefetch lets the rank wait."""
 
     @contextmanager
     def exchange(self, last: bool) -> Iterator[None]:
@@ -56,6 +59,8 @@ class Parallel:
             self.wrapped.set_requires_gradient_sync(last or self.reduces_each)
             self.wrapped.set_requires_all_reduce(last)  # between the replicas of hsdp
             self.wrapped.set_reshard_after_backward(last or not self.keeps_gathered)
+            for module in _sharded(self.wrapped) if self.gathers_ahead else ():
+                module.unshard(async_op=True)
             yield
         elif isinstance(self.wrapped, DistributedDataParallel) and not last:
             with self.wrapped.no_sync():
@@ -88,9 +93,8 @@ class Parallel:
                 yield
         finally:
             self.wrapped.train()
-            for module in self.wrapped.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()  # gathered weights would be stale after the next optimizer step
+            for module in _sharded(self.wrapped):
+                module.reshard()  # gathered weights would be stale after the next optimizer step
 
 
 def parallelise(task: Task, config: Config, device: Device, ranks: Ranks) -> Parallel:
@@ -108,15 +112,17 @@ def parallelise(task: Task, config: Config, device: Device, ranks: Ranks) -> Par
         for block in model.blocks():
             block.compile(fullgraph=True)
         model.compile_outside()
-    birthplace, keeps_gathered = device.birthplace, False
+    birthplace, keeps_gathered, on_cpu = device.birthplace, False, device.torch_device.type == "cpu"
     if mesh is not None:
         keeps_gathered = _shard(model, config, device, mesh)
+        if on_cpu:
+            _sum_in_chunks(model, config)
         birthplace = torch.device("cpu") if config.parallel.offload == "cpu" else birthplace
     task.initialise(model, config, birthplace, ranks)
     device.settle(model)
     if mesh is not None:
         _settle_buffers(model, device)
-        return Parallel(model, model, ranks, parameters(config.model) >= KEEP_GATHERED_BELOW, keeps_gathered)
+        return Parallel(model, model, ranks, _reduces_each(config), keeps_gathered, keeps_gathered and on_cpu)
     if ranks.world_size == 1 or not device.wraps:
         return Parallel(model, model, ranks)
     wrapped = DistributedDataParallel(
@@ -151,7 +157,7 @@ def _shard(model: Trainable, config: Config, device: Device, mesh: DeviceMesh) -
     offload = CPUOffloadPolicy(pin_memory=device.is_cuda) if wanted.offload == "cpu" else OffloadPolicy()
     reshard = wanted.reshard_after_forward
     if reshard == "auto":
-        reshard = parameters(config.model) >= KEEP_GATHERED_BELOW
+        reshard = _reduces_each(config)
     mesh = mesh["replicate", "shard"] if wanted.sharding == "hsdp" else mesh["shard"]
     _check_part(reshard, mesh.size(mesh.ndim - 1))
 
@@ -168,6 +174,25 @@ def _shard(model: Trainable, config: Config, device: Device, mesh: DeviceMesh) -
         earlier.set_modules_to_forward_prefetch([later])
         later.set_modules_to_backward_prefetch([earlier])
     return reshard is False
+
+
+def _reduces_each(config: Config) -> bool:
+    return parameters(config.model) >= KEEP_GATHERED_BELOW
+
+
+def _sum_in_chunks(model: Trainable, config: Config) -> None:
+    """Replace the reduce-scatter of each FSDP module."""
+    wanted = config.parallel
+    cast = wanted.reduce_precision == "bf16" or any(
+        one.dtype != torch.float32 for one in model.parameters() if one.requires_grad
+    )
+    sums = ChunkSums(beside=wanted.sharding == "fsdp" and not _reduces_each(config) and not cast)
+    for module in _sharded(model):
+        module.set_custom_reduce_scatter(sums)
+
+
+def _sharded(model: nn.Module) -> list[FSDPModule]:
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 def _mesh(config: Config, device: Device, ranks: Ranks) -> DeviceMesh:
