@@ -173,8 +173,9 @@ def fake(config: Config, ranks: Ranks) -> int:
     unmasked = patch.object(modeling_llama, "create_causal_mask", lambda **_: None)  # a causal kernel, as on a card
     plain = patch.object(causal, "document_mask", lambda *_: None)
     first = patch.object(DeviceMesh, "_compute_coordinates_from_mesh", staticmethod(_first_of_each))
+    nccl = patch.object(parallelize, "_by_gloo", lambda _: False)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with patch.object(parallelize, "_mesh", lambda *_: mesh), unmasked, plain, first, mode:
+    with patch.object(parallelize, "_mesh", lambda *_: mesh), unmasked, plain, first, nccl, mode:
         parallel, optimizer, passes = _ready(config, device, ranks)
         with patch.object(torch, "empty_like", _host):
             _step(config, device, parallel, optimizer, passes)

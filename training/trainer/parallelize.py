@@ -112,17 +112,17 @@ def parallelise(task: Task, config: Config, device: Device, ranks: Ranks) -> Par
         for block in model.blocks():
             block.compile(fullgraph=True)
         model.compile_outside()
-    birthplace, keeps_gathered, on_cpu = device.birthplace, False, device.torch_device.type == "cpu"
+    birthplace, keeps_gathered, gloo = device.birthplace, False, _by_gloo(device)
     if mesh is not None:
         keeps_gathered = _shard(model, config, device, mesh)
-        if on_cpu:
+        if gloo:
             _sum_in_chunks(model, config)
         birthplace = torch.device("cpu") if config.parallel.offload == "cpu" else birthplace
     task.initialise(model, config, birthplace, ranks)
     device.settle(model)
     if mesh is not None:
         _settle_buffers(model, device)
-        return Parallel(model, model, ranks, _reduces_each(config), keeps_gathered, keeps_gathered and on_cpu)
+        return Parallel(model, model, ranks, _reduces_each(config), keeps_gathered, keeps_gathered and gloo)
     if ranks.world_size == 1 or not device.wraps:
         return Parallel(model, model, ranks)
     wrapped = DistributedDataParallel(
@@ -178,6 +178,11 @@ def _shard(model: Trainable, config: Config, device: Device, mesh: DeviceMesh) -
 
 def _reduces_each(config: Config) -> bool:
     return parameters(config.model) >= KEEP_GATHERED_BELOW
+
+
+def _by_gloo(device: Device) -> bool:
+    """Whether FSDP's exchanges let the rank wait, because there are no streams."""
+    return device.torch_device.type == "cpu"
 
 
 def _sum_in_chunks(model: Trainable, config: Config) -> None:
