@@ -12,7 +12,6 @@ from tools.cluster import spec as specs
 from tools.core import State, UserError, Verdict, output, repo, wait, worst
 from tools.core.rules import PRACTICE, TRAINS, Question
 from tools.image import start
-from tools.job.snapshot import lookup
 from tools.kube import Kubectl, Manifests
 from tools.kube.manifests import parse, read
 from tools.preflight import live as preflight_live
@@ -57,7 +56,7 @@ def command(
         made = [cells_knobs.applied(manifests, knobs) for manifests in sources]
         given = [start.given(kinds.find(one).workloads, words, image_config) for one in made]
         known = None if cluster is None else specs.load(repo.project(), cluster)
-        kubectl = lookup.in_namespace(Kubectl(context, namespace)) if live else None
+        kubectl = _cluster(context, namespace) if live else None
         checked = []
         for manifests, how in zip(made, given, strict=True):
             operator, right = preflight_live.operator(kubectl, manifests) if kubectl else ("", "")
@@ -69,6 +68,12 @@ def command(
         _print(checked, verbose, as_json)
     state = worst(one.state for one in checked)
     return 1 if strict and state is State.WARN else state.exit_code
+
+
+def _cluster(context: str | None, namespace: str | None) -> Kubectl:
+    from tools.job.snapshot import lookup  # it reads pods and their logs, which only --live needs
+
+    return lookup.in_namespace(Kubectl(context, namespace))
 
 
 def _print(checked: list[Evaluation], verbose: bool, as_json: bool) -> None:
