@@ -115,7 +115,7 @@ def of_layout(shape: Shape, layout: Layout, room: Room) -> Estimate:
     head = need.head_gradient()
     loss = [*forward, need.last_norm(), need.logits()]
     loss += [head] if layout.kernels == "compiled" and not layout.chunk else []
-    backward = [need.copies(backward=True), *forward[1:], need.head_gradient(early), need.block(), need.sent()]
+    backward = [need.copies(backward=True), *forward[1:], need.head_gradient(early), need.block(), need.sent(early)]
     exchange = [need.exchange(), *([] if early or away else [need.gradients(blocks=True)])]
     moments = loss, backward, exchange
     return Estimate(_some([*steady, headroom(room)]), tuple(map(_some, moments)), room)
@@ -311,13 +311,18 @@ class _Need:
         how = f"{_billions(largest)} in the largest group x {width} B"
         return Term("gradient exchange", width * largest, how)
 
-    def sent(self) -> Term:
+    def sent(self, early: bool) -> Term:
         """The gradients of the block before, beyond the activations it freed, and of this one's widest product.
 
-        The first block has those of the head's inputs instead. On a CPU gloo sums a copy.
+        The first block has those of the head's inputs instead. On a CPU gloo sums a copy. A replica whose
+        gradients do not exist `early` keeps those of all blocks behind it, whose activations it freed.
         """
         shape, layout = self.shape, self.layout
         first = self.width * layout.tokens * shape.hidden
+        behind = (shape.layers - 1) * (FULL * shape.block - layout.tokens * self._each)
+        if not early and not layout.sharded and layout.trained is None and behind > first:
+            how = f"{shape.layers - 1} blocks x {_billions(shape.block)} x {FULL} B less their activations"
+            return Term("gradients on their way", behind, how)
         if not layout.sharded or layout.trained is not None:
             how = f"{layout.tokens:,} tokens x {shape.hidden:,} x {self.width} B"
             return Term("gradients on their way", first, how)
