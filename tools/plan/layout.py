@@ -9,9 +9,11 @@ from typing import Any, Self
 from tools.core.tables import load
 from tools.facts.instances import Instance
 from training.config import Config, counting, elastic
+from training.config.base import divisor_near
 
 # training/trainer/parallelize.py: below this FSDP keeps the gathered weights from forward to backward.
 KEEP_GATHERED_BELOW = 4_000_000_000
+LOGITS_OF_A_CHUNK = (1 << 29, 1 << 25)  # on a card, on a CPU: training/models/head.py
 FULL, HALF = 4, 2  # bytes of a number in fp32 and in bf16
 FLOAT8 = {"tensorwise": "fp8", "rowwise": "fp8-rowwise"}  # names of device.float8 in tools/facts/runs.yaml
 
@@ -276,7 +278,9 @@ def chunk_size(tokens: int, words: int, tensor: int, on_a_cpu: bool) -> int:
 
     Ranks that share the words always take the way of chunks, be it one.
     """
-    size = counting.loss_chunk(tokens, words // tensor, not on_a_cpu)
+    most = max(1, LOGITS_OF_A_CHUNK[on_a_cpu] // (words // tensor))
+    even = divisor_near(tokens, most)
+    size = even if 2 * even >= min(most, tokens) else most
     return size if size < tokens else tokens if tensor > 1 else 0
 
 

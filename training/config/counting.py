@@ -7,7 +7,6 @@ compares it exactly with the parameters of the models that transformers builds.
 from __future__ import annotations
 
 from training.config import Config, Lora, Model
-from training.config.base import divisor_near
 
 # FLOP after which a CPU in fp32 gets back the minute that compiling takes there: compiled blocks are 10 % faster.
 # Measured with cpu/llama-tiny on two cores of an AMD EPYC without AVX-512, which compute 1e11 FLOP/s.
@@ -19,12 +18,6 @@ _WORTH_COMPILING_EVALUATION = 1e13
 
 # Queries that attend at once on a processor: see `attention_in_blocks` in training/models/causal.py.
 ATTENTION_BLOCK = 128
-
-# Logits of one chunk of the loss, at most. Each chunk adds to the head's whole gradient, so a card, which multiplies
-# faster than it adds, gets larger ones. A processor keeps a chunk in its cache, unless that is fewer tokens than make
-# the addition cheap. Measured with 2,048 tokens of width 256: 4,096 words 17 % faster than at once, 32,000 words 6 %.
-_LOGITS_ON_A_CARD, _LOGITS_ON_A_CPU = 1 << 29, 1 << 25
-_LOGITS_IN_CACHE, _TOKENS_IN_CACHE = 1 << 21, 256
 
 
 def parameters(model: Model) -> int:
@@ -165,13 +158,3 @@ def _positions(model: Model) -> int:
     if model.bert is None:
         return 0
     return (model.bert.max_position_embeddings + model.bert.type_vocab_size) * model.hidden_size
-
-
-def loss_chunk(tokens: int, words: int, on_a_card: bool) -> int:
-    """Tokens whose logits exist at once: a divisor of all where one is near, so that all chunks have one shape."""
-    most = _LOGITS_ON_A_CARD // words
-    if not on_a_card:
-        most = min(_LOGITS_ON_A_CPU // words, max(_TOKENS_IN_CACHE, _LOGITS_IN_CACHE // words))
-    most = max(1, most)
-    even = divisor_near(tokens, most)
-    return even if 2 * even >= min(most, tokens) else most

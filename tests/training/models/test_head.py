@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from training.config.counting import loss_chunk
 from training.models import head
-from training.models.head import IGNORE, HeadLoss
+from training.models.head import IGNORE, HeadLoss, chunk_size
 
 WORDS, WIDTH, TOKENS = 515, 16, 96
 
@@ -59,7 +58,7 @@ def test_chunks_give_the_loss_and_the_gradients_of_the_whole(
 ) -> None:
     """Chunks that divide the tokens, that do not, and single tokens."""
     expected, whole = _results(HeadLoss(), half, head_is_trained, mode := Largest()), mode.elements
-    monkeypatch.setattr(head, "loss_chunk", lambda *_: tokens)
+    monkeypatch.setattr(head, "_ON_A_CPU", WORDS * tokens)
     found = _results(HeadLoss(), half, head_is_trained, mode := Largest())
     assert found.keys() == expected.keys()
     near = 1e-2 if half else 2e-6
@@ -74,7 +73,7 @@ def test_chunks_give_the_loss_and_the_gradients_of_the_whole(
 @pytest.mark.longest
 def test_compiled_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = _results(HeadLoss(), half=False, head_is_trained=True)
-    monkeypatch.setattr(head, "loss_chunk", lambda *_: 16)
+    monkeypatch.setattr(head, "_ON_A_CPU", WORDS * 16)
     how = HeadLoss()
     how.compile()
     for name, value in _results(how, half=False, head_is_trained=True).items():
@@ -84,8 +83,7 @@ def test_compiled_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("tokens", "words", "card", "size"),
     [
-        (2048, 1024, False, 2048),  # a small vocabulary: all at once
-        (2048, 4096, False, 512),  # 8 MiB of logits stay in a processor's cache
+        (2048, 2048, False, 2048),  # a small vocabulary: all at once
         (16384, 128256, False, 256),
         (16384, 128256, True, 4096),
         (16381, 128256, True, 4185),  # a prime: the last chunk is smaller
@@ -93,4 +91,4 @@ def test_compiled_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_size_of_a_chunk(tokens: int, words: int, card: bool, size: int) -> None:
-    assert loss_chunk(tokens, words, card) == size
+    assert chunk_size(tokens, words, card) == size
