@@ -56,7 +56,7 @@ def command(
         made = [cells_knobs.applied(manifests, knobs) for manifests in sources]
         given = [start.given(kinds.find(one).workloads, words, image_config) for one in made]
         known = None if cluster is None else specs.load(repo.project(), cluster)
-        kubectl = _cluster(context, namespace) if live else None
+        kubectl = _kubectl(context, namespace) if live else None
         checked = []
         for manifests, how in zip(made, given, strict=True):
             operator, right = preflight_live.operator(kubectl, manifests) if kubectl else ("", "")
@@ -70,8 +70,8 @@ def command(
     return 1 if strict and state is State.WARN else state.exit_code
 
 
-def _cluster(context: str | None, namespace: str | None) -> Kubectl:
-    from tools.job.snapshot import lookup  # it reads pods and their logs, which only --live needs
+def _kubectl(context: str | None, namespace: str | None) -> Kubectl:
+    from tools.job.snapshot import lookup  # slow to import, and only --live needs it
 
     return lookup.in_namespace(Kubectl(context, namespace))
 

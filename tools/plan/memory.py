@@ -314,8 +314,8 @@ class _Need:
     def sent(self, early: bool) -> Term:
         """The gradients of the block before, beyond the activations it freed, and of this one's widest product.
 
-        The first block has those of the head's inputs instead. On a CPU gloo sums a copy. A replica whose
-        gradients do not exist `early` keeps those of all blocks behind it, whose activations it freed.
+        The first block has those of the head's inputs instead. On a CPU gloo sums a copy. Without
+        `early`, a replica makes the gradients of each block in turn, and keeps them while it frees activations.
         """
         shape, layout = self.shape, self.layout
         first = self.width * layout.tokens * shape.hidden

@@ -30,8 +30,9 @@ CPU_NARROW = 32
 CPU_VALUES = {"stream": 1070, "gated": 380, "GELU": 535, "score": 275, "logit": 460}
 CPU_FORWARD = 0.4  # share of the forward pass in them
 # SDPA's fused kernel on a processor: FLOP of products in the time of one score, by the width of a head, and the tokens
-# that a row's start costs; the forward pass takes 0.29 of it. It computes masked scores too. Measured beside products,
-# one thread, 64 to 2,048 tokens, heads 32 to 128 wide: within 10 %.
+# that a row's start costs; the forward pass takes 0.29 of it. Measured beside products, one thread, all pairs of 64 to
+# 2,048 tokens, heads 32 to 128 wide: within 11 %, but 19 % for 64 tokens with heads of 128. Masks save nothing. Causal
+# rows without one skip blocks of 512 keys, which is not counted: above 512 tokens their plan is too long.
 CPU_FUSED, CPU_FUSED_FORWARD = {"width": 15, "score": 240, "row": 32}, 0.29
 CPU_TENSOR = 0.15e-3  # seconds a step for each trained tensor: gradient hooks, clipping, the optimizer, their Python
 # Share of the forward pass that is computed again: (matrix products, attention, the rest).
@@ -178,6 +179,7 @@ class _Clock:
         return forward, backward + _again(layout.recompute)[1] * forward
 
     def _fused_on_cpu(self) -> tuple[float, float]:
+        """SDPA's kernel on a processor: the time of all scores."""
         layout, shape = self.layout, self.shape
         score = CPU_FUSED["width"] * shape.queries / shape.heads + CPU_FUSED["score"]
         scores = layout.tokens * (layout.length + CPU_FUSED["row"]) * shape.heads * shape.layers / layout.model_ranks
@@ -392,7 +394,8 @@ class _Clock:
         if name == "attention" and self._on_cpu:
             scores = f"{layout.tokens:,} tokens x ({layout.length:,} keys + {CPU_FUSED['row']}) x {shape.heads} heads"
             each = f"({CPU_FUSED['width']} x {shape.queries // shape.heads} + {CPU_FUSED['score']}) FLOP of products"
-            return f"{scores} x {shape.layers} layers x {each}: fused on a processor{divided}{passes}", rate[:1]
+            repeated = f" x (1 + {CPU_FUSED_FORWARD} x {again[1]:g} again)"
+            return f"{scores} x {shape.layers} layers x {each}{repeated}: fused{divided}{passes}", rate[:1]
         return rows[name]
 
     def _between(self, seconds: float) -> str:

@@ -29,8 +29,8 @@ from training.distributed.ranks import Ranks
 from training.models.causal import CausalLM
 from training.task import Task, Trainable
 from training.trainer.activations import keep_less
-from training.trainer.chunks import ChunkSums
 from training.trainer.float8 import use_float8
+from training.trainer.reduce_scatter import GlooReduceScatter
 from training.trainer.tensor import split_products
 
 # With fewer parameters than this, gathered weights stay in memory from a step's first forward pass to its last backward
@@ -50,7 +50,7 @@ class Parallel:
     keeps_gathered: bool = False
     """Whether gathered weights stay between a step's passes, and its micro batches."""
     gathers_ahead: bool = False
-    """Whether all gathers begin before a step's first pass; on processors FSDP's own prefetch lets the rank wait."""
+    """Whether all gathers start before a step's first pass. On a CPU, FSDP's own prefetch blocks."""
 
     @contextmanager
     def exchange(self, last: bool) -> Iterator[None]:
@@ -116,13 +116,13 @@ def parallelise(task: Task, config: Config, device: Device, ranks: Ranks) -> Par
     if mesh is not None:
         keeps_gathered = _shard(model, config, device, mesh)
         if gloo:
-            _sum_in_chunks(model, config)
+            _replace_reduce_scatter(model, config)
         birthplace = torch.device("cpu") if config.parallel.offload == "cpu" else birthplace
     task.initialise(model, config, birthplace, ranks)
     device.settle(model)
     if mesh is not None:
         _settle_buffers(model, device)
-        return Parallel(model, model, ranks, _reduces_each(config), keeps_gathered, keeps_gathered and gloo)
+        return Parallel(model, model, ranks, _is_large(config), keeps_gathered, keeps_gathered and gloo)
     if ranks.world_size == 1 or not device.wraps:
         return Parallel(model, model, ranks)
     wrapped = DistributedDataParallel(
@@ -157,7 +157,7 @@ def _shard(model: Trainable, config: Config, device: Device, mesh: DeviceMesh) -
     offload = CPUOffloadPolicy(pin_memory=device.is_cuda) if wanted.offload == "cpu" else OffloadPolicy()
     reshard = wanted.reshard_after_forward
     if reshard == "auto":
-        reshard = _reduces_each(config)
+        reshard = _is_large(config)
     mesh = mesh["replicate", "shard"] if wanted.sharding == "hsdp" else mesh["shard"]
     _check_part(reshard, mesh.size(mesh.ndim - 1))
 
@@ -176,24 +176,25 @@ def _shard(model: Trainable, config: Config, device: Device, mesh: DeviceMesh) -
     return reshard is False
 
 
-def _reduces_each(config: Config) -> bool:
+def _is_large(config: Config) -> bool:
+    """Whether gathered weights and whole gradients are freed as early as possible."""
     return parameters(config.model) >= KEEP_GATHERED_BELOW
 
 
 def _by_gloo(device: Device) -> bool:
-    """Whether FSDP's exchanges let the rank wait, because there are no streams."""
+    """Whether FSDP's collectives block, because a CPU has no streams to run them in."""
     return device.torch_device.type == "cpu"
 
 
-def _sum_in_chunks(model: Trainable, config: Config) -> None:
-    """Replace the reduce-scatter of each FSDP module."""
+def _replace_reduce_scatter(model: Trainable, config: Config) -> None:
+    """Give each FSDP module a reduce-scatter that overlaps the backward pass, unless FSDP reads its sums at once."""
     wanted = config.parallel
     cast = wanted.reduce_precision == "bf16" or any(
         one.dtype != torch.float32 for one in model.parameters() if one.requires_grad
     )
-    sums = ChunkSums(beside=wanted.sharding == "fsdp" and not _reduces_each(config) and not cast)
+    scatter = GlooReduceScatter(overlaps=wanted.sharding == "fsdp" and not _is_large(config) and not cast)
     for module in _sharded(model):
-        module.set_custom_reduce_scatter(sums)
+        module.set_custom_reduce_scatter(scatter)
 
 
 def _sharded(model: nn.Module) -> list[FSDPModule]:

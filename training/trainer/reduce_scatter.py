@@ -1,4 +1,4 @@
-"""Sums gradients on processors: ranks swap chunks beside the backward pass, and each adds up its own."""
+"""FSDP's reduce-scatter on a CPU: ranks swap chunks during the backward pass, and each adds up its own."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class _Exchange:
             self.own.div_(ranks)
 
 
-class ChunkSums(ReduceScatter):
-    """A reduce-scatter for FSDP on gloo, whose own is an all-reduce of everything and lets the ranks wait for it.
+class GlooReduceScatter(ReduceScatter):
+    """A reduce-scatter for gloo, whose own is an all-reduce of everything that FSDP waits for after each block.
 
-    With `beside`, a block's chunks are exchanged while the block before it does its backward pass, and the sums are
-    ready when the whole backward pass is. It is wrong where FSDP reads them at once: to add to them, or to cast them.
+    With `overlaps`, a block's chunks are exchanged during the backward pass of the next block, and all sums are ready
+    when the backward pass ends. Do not use it where FSDP reads a sum at once, to add to it or to cast it.
     """
 
-    def __init__(self, beside: bool) -> None:
-        self.beside = beside
+    def __init__(self, overlaps: bool) -> None:
+        self.overlaps = overlaps
         self._started: _Exchange | None = None
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -52,14 +52,14 @@ class ChunkSums(ReduceScatter):
     ) -> None:
         """Sum chunks of `input_tensor` [ranks * chunk] into `output_tensor` [chunk], or take their mean.
 
-        With `beside`, only within a backward pass.
+        With `overlaps`, call it only within a backward pass.
         """
         received = torch.empty_like(input_tensor)
         work = dist.all_to_all_single(received, input_tensor, group=group, async_op=True)
         assert work is not None
         self._finish()
         self._started = _Exchange(work, input_tensor, received, output_tensor, op == dist.ReduceOp.AVG)
-        if self.beside:
+        if self.overlaps:
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         else:
             self._finish()

@@ -1,4 +1,4 @@
-"""FSDP's sum of gradients on processors, by three ranks that swap chunks, against gloo's own reduce-scatter."""
+"""FSDP's reduce-scatter on a CPU against gloo's own, on three ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests.training.sharded_init import fork
-from training.trainer.chunks import ChunkSums
+from training.trainer.reduce_scatter import GlooReduceScatter
 
 RANKS, CHUNK = 3, 7
 
@@ -36,10 +36,10 @@ def given(block: int) -> torch.Tensor:
     return torch.randn(RANKS * CHUNK, generator=torch.Generator().manual_seed(10 * block + dist.get_rank()))
 
 
-def sums(beside: bool) -> None:
+def sums(overlaps: bool) -> None:
     """Two blocks in one backward pass; after each reduction a rank notes whether its sum is ready."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    group, reduce, ready = dist.group.WORLD, ChunkSums(beside), []
+    group, reduce, ready = dist.group.WORLD, GlooReduceScatter(overlaps), []
     assert group is not None
     expected, own = [], [torch.full((CHUNK,), torch.nan) for _ in range(2)]
     ops = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
@@ -56,15 +56,15 @@ def sums(beside: bool) -> None:
     for block in (1, 0):  # the backward pass does the last first
         x = Reduce.apply(x, partial(reduced, block))
     x.sum().backward()
-    assert ready == [not beside] * 2
+    assert ready == [not overlaps] * 2
     for mine, theirs in zip(own, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
     os.write(1, b"equal\n")
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("beside", [True, False])
-def test_chunks_sum_to_what_a_reduce_scatter_gives(beside: bool, capfd: pytest.CaptureFixture[str]) -> None:
-    """Beside the backward pass, a sum is not ready when its reduction returns, and is when the pass ends."""
-    assert fork(RANKS, partial(sums, beside)) == [0] * RANKS, capfd.readouterr().err
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_the_sums_are_those_of_gloos_own(overlaps: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """With overlap, a sum is not ready when its reduction returns, and is when the pass ends."""
+    assert fork(RANKS, partial(sums, overlaps)) == [0] * RANKS, capfd.readouterr().err
     assert capfd.readouterr().out.count("equal") == RANKS
