@@ -12,6 +12,7 @@ import yaml  # type: ignore[import-untyped]
 from tests.plan.runs import H100, ROOT, run
 from tools import cli
 from tools.cells import matrix
+from tools.core import UserError
 from tools.plan import calibrate, speed
 from tools.plan.layout import CARDS, FITTED
 from tools.plan.outlook import Plan
@@ -75,3 +76,23 @@ def test_what_no_card_is_fitted_to(
     shown = capsys.readouterr()
     assert said in shown.err
     assert not shown.out
+
+
+def test_a_cpus_peak_is_a_measurement_and_may_be_exceeded() -> None:
+    """A CPU computes a fourth faster in its steps than when its peak was measured, at most; a card never does."""
+    plan = calibrate.on_cpu(Plan(replace(run(), machine=None)), 80e9)
+    machine = plan.run.machine
+    assert machine is not None
+
+    def at(share: float) -> float:
+        layout = replace(plan.run.layout, attention="sdpa")
+        return speed.seconds(plan.run.shape, layout, machine, {**FITTED, "matmul CPU": share})
+
+    one = replace(plan, run=replace(plan.run, layout=replace(plan.run.layout, attention="sdpa")))
+    assert calibrate.fitted(one, at(1.2)) == {"matmul CPU": pytest.approx(1.2, rel=1e-3)}
+    with pytest.raises(UserError, match="at 125% of its peak"):
+        calibrate.fitted(one, at(1.3))
+    card = Plan(replace(run(), machine=H100))
+    most = speed.seconds(card.run.shape, card.run.layout, H100, {**FITTED, "matmul H100": 1.0, "flash2 H100": 1.0})
+    with pytest.raises(UserError, match="at 100% of its peak"):
+        calibrate.fitted(card, 0.9 * most)
