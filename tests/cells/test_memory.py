@@ -18,7 +18,6 @@ from tools.plan import layout, memory
 from tools.plan.memory import GIB, Estimate, Room, Term
 from training.config import Config, Device, load_texts
 from training.config.counting import parameters
-from training.trainer import parallelize
 
 ROOT = repo.root()
 FOUND = matrix.read(ROOT)
@@ -110,10 +109,6 @@ def test_the_smallest_cell_needs_less_than_any_other() -> None:
         source=("x", json.dumps({**cell.sections, "parallel": {"sharding": "fsdp", "micro_batch_size": 2}})),
     )
     assert cells_memory.of_cell(ROOT, cell).needed < cells_memory.of_cell(ROOT, one).needed
-
-
-def test_the_trainer_gathers_as_the_formula_says() -> None:
-    assert layout.KEEP_GATHERED_BELOW == parallelize.KEEP_GATHERED_BELOW
 
 
 def test_states_are_what_torch_holds() -> None:

@@ -11,6 +11,7 @@ LIGHT = (
     "training.checkpoints",
     "training.config",
     "training.entrypoint",
+    "training.config.choices",
     "training.config.counting",
     "training.run.failure",
     "training.run.hang_limits",

@@ -8,12 +8,8 @@ from typing import Any, Self
 
 from tools.core.tables import load
 from tools.facts.instances import Instance
-from training.config import Config, counting, elastic
-from training.config.base import divisor_near
+from training.config import Config, choices, counting, elastic
 
-# training/trainer/parallelize.py: below this FSDP keeps the gathered weights from forward to backward.
-KEEP_GATHERED_BELOW = 4_000_000_000
-LOGITS_OF_A_CHUNK = (1 << 29, 1 << 25)  # on a card, on a CPU: training/models/head.py
 FULL, HALF = 4, 2  # bytes of a number in fp32 and in bf16
 FLOAT8 = {"tensorwise": "fp8", "rowwise": "fp8-rowwise"}  # names of device.float8 in tools/facts/runs.yaml
 
@@ -190,23 +186,19 @@ class Layout:
         """Return the layout of a configuration. Raises ConfigError if the ranks cannot train it."""
         elastic.check(config, per_node)
         keys, device, lora = config.parallel.model_dump(), config.device, config.lora
-        world, total = nodes * per_node, counting.parameters(config.model)
+        world, small = nodes * per_node, not choices.frees_early(config.model)
         shapes = counting.linear_shapes(config.model)
-        small, sharded = total < KEEP_GATHERED_BELOW, keys["sharding"] != "ddp" and world > 1
-        reshard = keys["reshard_after_forward"]
-        in_fp32 = device.type == "cpu" and device.precision != "bf16"
-        eager = device.compile == "off" or (
-            device.compile == "auto" and in_fp32 and not counting.worth_compiling(config)
-        )
+        sharded, reshard = keys["sharding"] != "ddp" and world > 1, keys["reshard_after_forward"]
+        compiled = choices.compiles(config, cpu_in_fp32=device.type == "cpu" and device.precision != "bf16")
         return cls(
             config.sequence_length, config.parallel.micro_batch_size, config.accumulation(world),
             config.train.global_batch_size if config.nodes else 0, world, per_node,
             shard=(per_node if keys["sharding"] == "hsdp" else world) // keys["tensor"] if sharded else 1,
             tensor=keys["tensor"], sequence=False,
             gathers=1 if (small if reshard == "auto" else not reshard) else 2, sync_each=not small,
-            recompute=keys["activation_checkpointing"], kernels="eager" if eager else "compiled",
-            logit=12 if eager else FULL if device.precision == "fp32" else HALF,
-            attention=_attention(config, eager),
+            recompute=keys["activation_checkpointing"], kernels="compiled" if compiled else "eager",
+            logit=12 if not compiled else FULL if device.precision == "fp32" else HALF,
+            attention=_attention(config, compiled),
             precision="fp32" if device.precision == "fp32" else FLOAT8.get(device.float8, "bf16"),
             reduced=HALF if keys["reduce_precision"] == "bf16" else FULL,
             moments=2 * (HALF if config.train.moment_precision == "bf16" else FULL),
@@ -245,7 +237,7 @@ class Layout:
     @property
     def plain_attention(self) -> float:
         """The share of all pairs of tokens whose scores are computed; 0 where a fused kernel computes them."""
-        blocks = math.ceil(self.length / counting.ATTENTION_BLOCK)
+        blocks = math.ceil(self.length / choices.ATTENTION_BLOCK)
         return {"eager": 1.0, "blocks": (blocks + 1) / (2 * blocks)}.get(self.attention, 0.0)
 
     @property
@@ -263,24 +255,19 @@ class Layout:
         return self.tensor * self.pipeline
 
 
-def _attention(config: Config, eager: bool) -> str:
-    """Return the implementation of attention, as training/device chooses it."""
-    wanted, on_cpu = config.device.attention, config.device.type == "cpu"
-    if wanted in ("eager", "blocks"):
-        return wanted
-    if wanted == "auto" and on_cpu and not eager and config.sequence_length <= 512:
-        return "eager" if config.model.bert else "blocks"
-    return "sdpa" if on_cpu else "flash2"
+def _attention(config: Config, compiled: bool) -> str:
+    """Return the kind of attention of a run: plain, or the kernel that fuses it."""
+    on_cpu = config.device.type == "cpu"
+    wanted = choices.attention_on_a_cpu(config, compiled) if on_cpu else config.device.attention
+    return wanted if wanted in ("eager", "blocks") else "sdpa" if on_cpu else "flash2"
 
 
 def chunk_size(tokens: int, words: int, tensor: int, on_a_cpu: bool) -> int:
-    """Return the tokens of a chunk of the loss, as training/models/head.py chooses them; 0 if there are no chunks.
+    """Return the tokens of a chunk of the loss; 0 if there are no chunks.
 
     Ranks that share the words always take the way of chunks, be it one.
     """
-    most = max(1, LOGITS_OF_A_CHUNK[on_a_cpu] // (words // tensor))
-    even = divisor_near(tokens, most)
-    size = even if 2 * even >= min(most, tokens) else most
+    size = choices.loss_chunk(tokens, words // tensor, not on_a_cpu)
     return size if size < tokens else tokens if tensor > 1 else 0
 
 

@@ -6,18 +6,7 @@ compares it exactly with the parameters of the models that transformers builds.
 
 from __future__ import annotations
 
-from training.config import Config, Lora, Model
-
-# FLOP after which a CPU in fp32 gets back the minute that compiling takes there: compiled blocks are 10 % faster.
-# Measured with cpu/llama-tiny on two cores of an AMD EPYC without AVX-512, which compute 1e11 FLOP/s.
-_WORTH_COMPILING = 5e13
-
-# FLOP of evaluation after which a CPU gets back the time in which it compiles the forward pass. It is an estimate: a
-# fifth of the above, because a forward pass compiles sooner.
-_WORTH_COMPILING_EVALUATION = 1e13
-
-# Queries that attend at once on a processor: see `attention_in_blocks` in training/models/causal.py.
-ATTENTION_BLOCK = 128
+from training.config import Lora, Model
 
 
 def parameters(model: Model) -> int:
@@ -133,24 +122,6 @@ def flops_per_token(model: Model, sequence_length: int, lora: Lora | None = None
     if lora is None:
         return 6 * multiplied + attention
     return 4 * multiplied + 6 * adapter_parameters(model, lora) + attention
-
-
-def worth_compiling(config: Config) -> bool:
-    """Whether a run on a CPU in fp32 takes so long that compiling saves time, or needs the compiler for its memory.
-
-    It depends on the configuration alone, so that all ranks and a continued run decide alike.
-    """
-    if config.parallel.activation_budget is not None:
-        return True
-    tokens = config.train.steps * config.train.global_batch_size * config.sequence_length
-    return tokens * flops_per_token(config.model, config.sequence_length, config.lora) >= _WORTH_COMPILING
-
-
-def worth_compiling_evaluation(config: Config) -> bool:
-    """Whether a run evaluates so many tokens on a CPU that compiling the forward pass again saves time."""
-    train = config.train
-    tokens = (train.steps // train.eval_every + 1) * train.eval_sequences * config.sequence_length
-    return tokens * flops_per_token(config.model, config.sequence_length) / 3 >= _WORTH_COMPILING_EVALUATION
 
 
 def _positions(model: Model) -> int:

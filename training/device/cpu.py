@@ -13,8 +13,7 @@ from pathlib import Path
 
 import torch
 
-from training.config import Config, ConfigError
-from training.config.counting import worth_compiling, worth_compiling_evaluation
+from training.config import Config, ConfigError, choices
 from training.device.base import Device
 
 # Parameters of glibc's mallopt (malloc.h), and what they become: bytes of a block, of free memory at the heap's end.
@@ -44,8 +43,8 @@ def resolve_cpu(config: Config) -> Cpu:
     _keep_freed_memory()
     precision = _precision(config)
     compiles, reason = _compiles(config, precision)
-    long_evaluation = config.device.compile == "on" or worth_compiling_evaluation(config)
-    return Cpu(torch.device("cpu"), precision, _attention(config, compiles), compiles, reason, long_evaluation)
+    attention, evaluation = choices.attention_on_a_cpu(config, compiles), choices.compiles_evaluation(config)
+    return Cpu(torch.device("cpu"), precision, attention, compiles, reason, evaluation)
 
 
 def _keep_freed_memory() -> None:
@@ -80,22 +79,10 @@ def _precision(config: Config) -> str:
     return "bf16" if native else "fp32"
 
 
-def _attention(config: Config, compiled: bool) -> str:
-    if config.device.attention != "auto":
-        return config.device.attention
-    # Compiled plain attention is faster than SDPA on a CPU up to 512 tokens, slower above (measured at 256, 512,
-    # 2048). Where it is not compiled, SDPA is 4 % faster at 256. In blocks a layer takes 9 % less time at 256.
-    if not compiled or config.sequence_length > 512:
-        return "sdpa"
-    return "eager" if config.model.bert else "blocks"
-
-
 def _compiles(config: Config, precision: str) -> tuple[bool, str]:
     wanted = config.device.compile
-    if wanted == "off":
-        return False, "device.compile is off"
-    if wanted == "auto" and precision == "fp32" and not worth_compiling(config):
-        return False, "a short run"
+    if not choices.compiles(config, precision == "fp32"):
+        return False, "device.compile is off" if wanted == "off" else "a short run"
     compiler = next((c for c in (os.environ.get("CXX"), "g++", "clang++") if c and shutil.which(c)), None)
     header = Path(sysconfig.get_paths()["include"], "Python.h")
     if compiler and header.exists():

@@ -21,7 +21,8 @@ from transformers.models.llama.modeling_llama import repeat_kv
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from training.config import Config, ConfigError
-from training.config.counting import ATTENTION_BLOCK, layer_parameters, parameters
+from training.config.choices import ATTENTION_BLOCK
+from training.config.counting import layer_parameters, parameters
 from training.config.families import OPTIONAL
 from training.models.head import IGNORE, HeadLoss
 from training.models.init import fill_normal

@@ -14,12 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from training.config.base import divisor_near
+from training.config.choices import loss_chunk
 
 IGNORE = -100  # label of a position without a target
-# Logits of one chunk. Each chunk adds to the head's whole gradient, so a card, which multiplies faster than it
-# adds, gets larger ones.
-_ON_A_CARD, _ON_A_CPU = 1 << 29, 1 << 25
 
 
 @dataclass(frozen=True)
@@ -46,18 +43,11 @@ class HeadLoss:
     def __call__(self, hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The sum in nats, fp32 []; hidden [batch, sequence, width], head [words, width], labels [batch, sequence]."""
         tokens = labels.numel()
-        size = chunk_size(tokens, head.shape[0], hidden.is_cuda)
+        size = loss_chunk(tokens, head.shape[0], hidden.is_cuda)
         if size == tokens and self.words is None:
             return self.whole(hidden, head, labels)
         loss: torch.Tensor = _Chunked.apply(hidden.flatten(0, -2), head, labels.flatten(), self, size)
         return loss
-
-
-def chunk_size(tokens: int, words: int, on_a_card: bool) -> int:
-    """Number of tokens in a chunk: a divisor of all where one is near, so that all chunks have one shape."""
-    most = max(1, (_ON_A_CARD if on_a_card else _ON_A_CPU) // words)
-    even = divisor_near(tokens, most)
-    return even if 2 * even >= min(most, tokens) else most
 
 
 def whole_loss(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from training.config import Config, ConfigError
 from training.config.base import divisor_near
-from training.config.counting import parameters
+from training.config.choices import frees_early
 from training.device import Device
 from training.distributed.ranks import Ranks
 from training.models.causal import CausalLM
@@ -32,10 +32,6 @@ from training.trainer.activations import keep_less
 from training.trainer.float8 import use_float8
 from training.trainer.reduce_scatter import GlooReduceScatter
 from training.trainer.tensor import split_products
-
-# With fewer parameters than this, gathered weights stay in memory from a step's first forward pass to its last backward
-# pass, and whole gradients between micro batches: one all-gather and one reduction per step. Larger models free both.
-KEEP_GATHERED_BELOW = 4_000_000_000
 
 
 @dataclass(frozen=True)
@@ -122,7 +118,7 @@ def parallelise(task: Task, config: Config, device: Device, ranks: Ranks) -> Par
     device.settle(model)
     if mesh is not None:
         _settle_buffers(model, device)
-        return Parallel(model, model, ranks, _is_large(config), keeps_gathered, keeps_gathered and gloo)
+        return Parallel(model, model, ranks, frees_early(config.model), keeps_gathered, keeps_gathered and gloo)
     if ranks.world_size == 1 or not device.wraps:
         return Parallel(model, model, ranks)
     wrapped = DistributedDataParallel(
@@ -157,7 +153,7 @@ def _shard(model: Trainable, config: Config, device: Device, mesh: DeviceMesh) -
     offload = CPUOffloadPolicy(pin_memory=device.is_cuda) if wanted.offload == "cpu" else OffloadPolicy()
     reshard = wanted.reshard_after_forward
     if reshard == "auto":
-        reshard = _is_large(config)
+        reshard = frees_early(config.model)
     mesh = mesh["replicate", "shard"] if wanted.sharding == "hsdp" else mesh["shard"]
     _check_part(reshard, mesh.size(mesh.ndim - 1))
 
@@ -176,11 +172,6 @@ def _shard(model: Trainable, config: Config, device: Device, mesh: DeviceMesh) -
     return reshard is False
 
 
-def _is_large(config: Config) -> bool:
-    """Whether gathered weights and whole gradients are freed as early as possible."""
-    return parameters(config.model) >= KEEP_GATHERED_BELOW
-
-
 def _by_gloo(device: Device) -> bool:
     """Whether FSDP's collectives block, because a CPU has no streams to run them in."""
     return device.torch_device.type == "cpu"
@@ -192,7 +183,7 @@ def _replace_reduce_scatter(model: Trainable, config: Config) -> None:
     cast = wanted.reduce_precision == "bf16" or any(
         one.dtype != torch.float32 for one in model.parameters() if one.requires_grad
     )
-    scatter = GlooReduceScatter(overlaps=wanted.sharding == "fsdp" and not _is_large(config) and not cast)
+    scatter = GlooReduceScatter(overlaps=wanted.sharding == "fsdp" and not frees_early(config.model) and not cast)
     for module in _sharded(model):
         module.set_custom_reduce_scatter(scatter)
 

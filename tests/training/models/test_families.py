@@ -11,6 +11,7 @@ import transformers
 from torch import nn
 
 from tests.training.weights.bases import configuration
+from tools.plan.layout import Layout
 from training.config import Config, ConfigError, Device, Lora
 from training.config.counting import (
     active_parameters,
@@ -297,3 +298,11 @@ def test_blocks_with_experts_are_not_compiled() -> None:
     assert not resolve(auto).compile
     with pytest.raises(ConfigError, match="blocks with experts are not compiled"):
         resolve(on)
+
+
+def test_blocks_with_experts_are_planned_without_compiling() -> None:
+    config = tiny("mixtral").model_copy(update={"device": Device(type="cpu", precision="bf16")})
+    device, planned = resolve(config), Layout.of(config, 1, 1)
+    assert (device.attention, planned.attention, planned.kernels) == ("sdpa", "sdpa", "eager")
+    dense = tiny("mistral").model_copy(update={"device": config.device})
+    assert Layout.of(dense, 1, 1).kernels == "compiled", "control"

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from training.models import head
-from training.models.head import IGNORE, HeadLoss, chunk_size
+from training.config import choices
+from training.models.head import IGNORE, HeadLoss
 
 WORDS, WIDTH, TOKENS = 515, 16, 96
 
@@ -58,7 +58,7 @@ def test_chunks_give_the_loss_and_the_gradients_of_the_whole(
 ) -> None:
     """Chunks that divide the tokens, that do not, and single tokens."""
     expected, whole = _results(HeadLoss(), half, head_is_trained, mode := Largest()), mode.elements
-    monkeypatch.setattr(head, "_ON_A_CPU", WORDS * tokens)
+    monkeypatch.setattr(choices, "_LOGITS_ON_A_CPU", WORDS * tokens)
     found = _results(HeadLoss(), half, head_is_trained, mode := Largest())
     assert found.keys() == expected.keys()
     near = 1e-2 if half else 2e-6
@@ -73,7 +73,7 @@ def test_chunks_give_the_loss_and_the_gradients_of_the_whole(
 @pytest.mark.longest
 def test_compiled_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = _results(HeadLoss(), half=False, head_is_trained=True)
-    monkeypatch.setattr(head, "_ON_A_CPU", WORDS * 16)
+    monkeypatch.setattr(choices, "_LOGITS_ON_A_CPU", WORDS * 16)
     how = HeadLoss()
     how.compile()
     for name, value in _results(how, half=False, head_is_trained=True).items():
@@ -91,4 +91,4 @@ def test_compiled_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_size_of_a_chunk(tokens: int, words: int, card: bool, size: int) -> None:
-    assert chunk_size(tokens, words, card) == size
+    assert choices.loss_chunk(tokens, words, card) == size
