@@ -24,6 +24,7 @@ from training.config import Config, ConfigError
 from training.config.choices import ATTENTION_BLOCK
 from training.config.counting import layer_parameters, parameters
 from training.config.families import OPTIONAL
+from training.models.experts import follow_autocast
 from training.models.head import IGNORE, HeadLoss
 from training.models.init import fill_normal
 from training.task import Trainable
@@ -111,6 +112,9 @@ class CausalLM(Trainable):
         self.attention = _WITHOUT_MASK if attention == "sdpa" and config.plainly_causal else attention
         self.model, self.masks_documents = config.model, config.data.document_mask
         self.hf = getattr(transformers, config.model.family.model)(hf_config(config, self.attention))
+        if config.model.num_local_experts is not None:
+            for block in self.blocks():
+                follow_autocast(block.get_submodule("mlp.experts"))
         self.head_loss = HeadLoss()
         self.block_mask = create_block_mask
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.weights.bases import configuration
 from tools.plan.layout import Layout
@@ -298,6 +299,34 @@ def test_blocks_with_experts_are_not_compiled() -> None:
     assert not resolve(auto).compile
     with pytest.raises(ConfigError, match="blocks with experts are not compiled"):
         resolve(on)
+
+
+class Grouped(TorchDispatchMode):
+    """Keeps the formats of what the products of experts multiply."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.formats: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "grouped_mm" in str(function):
+            self.formats |= {one.dtype for one in args[:2]}
+        return function(*args, **(kwargs or {}))
+
+
+def test_experts_multiply_in_autocasts_precision() -> None:
+    """The loss and the gradients, in fp32, stay near those of products in fp32."""
+    tokens, positions, documents = batch([24])
+    found = {}
+    for half in (False, True):
+        model = built(tiny("mixtral"))
+        with Grouped() as products, torch.autocast("cpu", torch.bfloat16, enabled=half):
+            loss = model(tokens, tokens, positions, documents)
+            loss.backward()
+        assert products.formats == {torch.bfloat16 if half else torch.float32}
+        found[half] = (loss, model.hf.model.layers[0].mlp.experts.down_proj.grad)
+    for rounded, whole in zip(found[True], found[False], strict=True):
+        torch.testing.assert_close(rounded, whole, rtol=2e-2, atol=2e-2 * whole.abs().max().item())
 
 
 def test_blocks_with_experts_are_planned_without_compiling() -> None:

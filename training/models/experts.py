@@ -1,0 +1,31 @@
+"""The products of a mixture of experts in autocast's precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+
+def follow_autocast(experts: nn.Module) -> None:
+    """Give experts their weights and inputs in autocast's precision, as autocast does with a linear layer.
+
+    torch's product of groups is not among autocast's operations (github.com/pytorch/pytorch/issues/174763). It would
+    multiply in fp32, which takes more memory and time.
+    """
+    plain: Callable[..., torch.Tensor] = experts.forward
+
+    def forward(hidden: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        """hidden [tokens, width]; chosen, int64, and shares, fp32 [tokens, experts per token] → [tokens, width]."""
+        kind = hidden.device.type
+        if not torch.is_autocast_enabled(kind):
+            return plain(hidden, chosen, shares)
+        dtype = torch.get_autocast_dtype(kind)
+        weights = {name: weight.to(dtype) for name, weight in experts.named_parameters()}
+        with torch.autocast(kind, enabled=False):
+            found: torch.Tensor = functional_call(experts, weights, (hidden.to(dtype), chosen, shares))
+        return found
+
+    experts.forward = forward
