@@ -344,10 +344,13 @@ class _Need:
         return self.layout.tensor if self.layout.sequence else 1
 
     def _selected(self) -> int:
-        """torchtitan's operators: the input, attention's output and every second matrix product's."""
+        """torchtitan's operators: the input, attention's output and every second matrix product's.
+
+        The products of experts are not among them.
+        """
         shape = self.shape
         last = shape.hidden * (self.layout.kernels == "eager")  # the compiler sees that nothing reads it again
-        products = shape.queries + shape.narrow + shape.inner * shape.chosen + last
+        products = shape.queries + shape.narrow + (shape.inner + last if shape.experts == 1 else 0)
         return self._stream() + self.width * (shape.queries + products) // self.layout.tensor
 
     def _products(self) -> int:
@@ -377,6 +380,8 @@ class _Need:
             # A frozen norm does not keep its normalised values.
             norms = (4 if self.whole else 6 if layout.sharded else 9) - 2 * (layout.trained is not None)
             between, values = norms * shape.hidden, 2 * (shape.queries + shape.narrow) + 4 * shape.chosen * shape.inner
+        # What each chosen expert reads of a token, in the order of the experts, and what it returns, to be weighted.
+        values += 2 * shape.chosen * shape.hidden * (shape.experts > 1)
         between = self.width * between // self._between
         return 2 * self._stream() + between + (self.width * values + self._scores()) // layout.tensor
 
