@@ -159,14 +159,15 @@ def _machines(specs: list[Object]) -> list[Instance]:
     names = {value for spec in specs for value in wanted_types(spec)}
     if names or not (repo.root() / matrix.MATRIX).is_file():
         return [one for one in INSTANCES.values() if names & set(one.node_names)]
+    if not specs or any(_takes(spec, {}) for spec in specs):
+        return []  # any node: the matrix, which is slow to read, names none
     own = [one for one in matrix.read(repo.root()).machines.values() if one is not None and one.labels]
-    return [one for one in own if specs and all(_asks(spec, dict(one.labels)) for spec in specs)]
+    return [one for one in own if all(_takes(spec, dict(one.labels)) for spec in specs)]
 
 
-def _asks(spec: Object, labels: dict[str, str]) -> bool:
-    """Return whether a pod asks for nodes with these labels, and not for any node."""
-    named, bare = ({"metadata": {"name": "", "labels": of}} for of in (labels, {}))
-    return wants(spec, named) and not wants(spec, bare)
+def _takes(spec: Object, labels: dict[str, str]) -> bool:
+    """Return whether a pod may run on a node with these labels."""
+    return wants(spec, {"metadata": {"name": "", "labels": labels}})
 
 
 def _unclear(pods: list[_Pods], machines: list[Instance], most: _Pods) -> str:
