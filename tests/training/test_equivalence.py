@@ -51,9 +51,10 @@ def test_two_ranks_change_nothing(alone: list[float], start: Callable, sharding:
 def test_gathered_weights_are_kept_over_micro_batches(
     alone: list[float], start: Callable, reshard: str, gathers: int
 ) -> None:
-    """Of four micro batches only the first gathers two blocks and the rest.
+    """Of four micro batches only the first gathers two blocks and the rest, before its forward pass.
 
-    In the control the first block is gathered in all eight passes. The last one and the rest stay for backward.
+    In the control the first block is gathered in all eight passes, when it is needed. The last one and the rest stay
+    for backward.
     """
     overrides = (
         "parallel.sharding=fsdp", "parallel.micro_batch_size=1", f"parallel.reshard_after_forward={reshard}",
@@ -63,6 +64,7 @@ def test_gathered_weights_are_kept_over_micro_batches(
     assert job.wait() == 0, job.text()
     steps = json.loads((job.run / "gathers.json").read_text())
     assert [step["c10d._allgather_base_"] for step in steps] == [gathers] * 3
+    assert [step["ahead"] for step in steps] == [3 if reshard == "false" else 0] * 3
     assert [step["c10d.alltoall_base_"] for step in steps] == [3] * 3
     assert job.losses() == pytest.approx(alone[:3], rel=1e-4)
 
