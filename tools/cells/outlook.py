@@ -160,7 +160,7 @@ def _machines(specs: list[Object]) -> list[Instance]:
     if names or not (repo.root() / matrix.MATRIX).is_file():
         return [one for one in INSTANCES.values() if names & set(one.node_names)]
     if not specs or any(_takes(spec, {}) for spec in specs):
-        return []  # any node: the matrix, which is slow to read, names none
+        return []  # the pods take any node, so the matrix is not read: that is slow
     own = [one for one in matrix.read(repo.root()).machines.values() if one is not None and one.labels]
     return [one for one in own if all(_takes(spec, dict(one.labels)) for spec in specs)]
 

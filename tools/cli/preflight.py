@@ -113,7 +113,7 @@ def _rendered(names: list[str]) -> list[Manifests]:
     say = wait.sparing(output.note)
     manifests = []
     with ThreadPoolExecutor(RENDERED_AT_ONCE) as pool:
-        pool.submit(lambda: rule.all)  # imports the rules meanwhile
+        pool.submit(lambda: rule.all)  # import the rules while the first cell renders
         for path, text in zip(paths, pool.map(renderer.build, paths), strict=True):
             manifests.append(parse(text, repo.shown(path)))
             if len(manifests) < len(paths):

@@ -24,12 +24,13 @@ ATTENTION_BLOCK = 128
 # faster than it adds, gets larger ones.
 _LOGITS_ON_A_CARD, _LOGITS_ON_A_CPU = 1 << 29, 1 << 25
 
-# Parameters from which gathered weights and whole gradients take too much of a card's memory to be kept.
+# Parameters from which gathered weights and whole gradients take too much of a card's memory. Smaller models keep both
+# for all micro batches of a step, which then needs one all-gather and one reduction.
 _LARGE = 4_000_000_000
 
 
 def compiles(config: Config, cpu_in_fp32: bool) -> bool:
-    """Whether blocks are compiled where the machine can. A CPU in fp32 computes a short run without."""
+    """Whether blocks are compiled, on a machine that can. Those of a short run on a CPU in fp32 are not."""
     if config.model.num_local_experts is not None or config.device.compile == "off":
         return False
     return config.device.compile == "on" or not cpu_in_fp32 or _worth_compiling(config)

@@ -10,10 +10,10 @@ from torch.func import functional_call
 
 
 def follow_autocast(experts: nn.Module) -> None:
-    """Give experts their weights and inputs in autocast's precision, as autocast does with a linear layer.
+    """Make experts multiply in autocast's precision, as a linear layer does.
 
-    torch's product of groups is not among autocast's operations (github.com/pytorch/pytorch/issues/174763). It would
-    multiply in fp32, which takes more memory and time.
+    torch's grouped product is not an operation of autocast (github.com/pytorch/pytorch/issues/174763). Without this it
+    multiplies in fp32, which takes more memory and time.
     """
     plain: Callable[..., torch.Tensor] = experts.forward
 
