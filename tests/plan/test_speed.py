@@ -87,6 +87,19 @@ def test_an_explanation_multiplies_to_its_seconds(recompute: str, adapters: dict
     assert flop(attention.how) / rate == pytest.approx(attention.seconds)
 
 
+def test_selective_recomputation_keeps_no_products_of_experts() -> None:
+    """They take the time that full recomputation takes; those of a plain MLP take less."""
+    layout = Layout(8192, 2, gpus=8, shard=8)
+    for shape, equal in ((replace(LLAMA, experts=8, chosen=2), True), (LLAMA, False)):
+        found = [
+            {one.name: one for one in speed.terms(shape, replace(layout, recompute=how), H100, FITTED)}
+            for how in ("selective", "full")
+        ]
+        selective, full = (terms["MLP products"] for terms in found)
+        assert (selective.seconds == full.seconds) == (selective.how == full.how) == equal
+        assert found[0]["attention products"].seconds < found[1]["attention products"].seconds
+
+
 def on_a_cpu(layout: Layout, shape: Shape, peak: float = 80e9) -> dict[str, float]:
     """Seconds of a step by part, on processes of a CPU."""
     card = Card("CPU", peak, None, calibrate.CPU["bandwidth"], calibrate.CPU["link"], "CPU", "measured by the trainer")

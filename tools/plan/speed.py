@@ -129,16 +129,23 @@ class _Clock:
     def _products(self) -> dict[str, tuple[float, float]]:
         """Seconds of the blocks' products in the forward and in the backward pass of one micro batch, by kind."""
         layout, found = self.layout, dict[str, tuple[float, float]]()
-        again, scale = _again(layout.recompute)[0], self.shape.layers / layout.pipeline
+        scale = self.shape.layers / layout.pipeline
         for kind, inner, outer, times in self.shape.linears:
             fp8 = layout.precision.startswith("fp8")
             one = scale * times * self._product(layout.tokens, inner, outer / layout.tensor, fp8)
             forward, backward = found.get(kind, (0.0, 0.0))
-            found[kind] = forward + one, backward + one * (again + (1 if layout.trained is not None else 2))
+            back = self._products_again(kind) + (1 if layout.trained is not None else 2)
+            found[kind] = forward + one, backward + one * back
         if layout.rank:
             adapter = scale * self._product(layout.tokens, layout.targets / layout.tensor, layout.rank)
-            found["adapters"] = adapter, adapter * (2 + again)
+            found["adapters"] = adapter, adapter * (2 + self._products_again("adapters"))
         return found
+
+    def _products_again(self, kind: str) -> float:
+        """Return the share of a kind's products that is computed again; `selective` keeps none of experts."""
+        if kind == "MLP" and self.shape.experts > 1 and self.layout.recompute == "selective":
+            return 1
+        return _again(self.layout.recompute)[0]
 
     def _head(self) -> tuple[float, float]:
         layout = self.layout
@@ -351,11 +358,12 @@ class _Clock:
             sizes = [(into, outof // layout.tensor, n) for kind, into, outof, n in shape.linears if kind in name]
             if name == "adapters products":
                 sizes, back, fp8 = [(layout.targets // layout.tensor, layout.rank, 1)], 2, ()
-            flop = 2 * (1 + back + again[0]) * layout.tokens * layout.accumulation * shape.layers / layout.pipeline
+            share = self._products_again(name.removesuffix(" products"))
+            flop = 2 * (1 + back + share) * layout.tokens * layout.accumulation * shape.layers / layout.pipeline
             flop *= sum(into * outof * n for into, outof, n in sizes)
             shapes = ", ".join(f"{into}x{outof}{f' x {n}' if n > 1 else ''}" for into, outof, n in sizes)
             reached = f"{flop / seconds / 1e12:.3g} TFLOP/s at this shape" if seconds else ""
-            times = f"(1 + {back} + {again[0]:g} again) x {shape.layers // layout.pipeline} layers"
+            times = f"(1 + {back} + {share:g} again) x {shape.layers // layout.pipeline} layers"
             return f"2 x {layout.tokens:,} tokens x [{shapes}] x {times}: {reached}{passes}", (*rate, *fp8)
         head = f"{shape.hidden}x{shape.vocab // layout.tensor}"
         ways = 10 if layout.recompute == "full" else 8
