@@ -115,7 +115,7 @@ def test_the_trainers_own_line_is_read_back(losses: tuple[str, ...]) -> None:
 
     printer = object.__new__(Metrics)
     record = {"step": 7, "loss": 2.5, "mlm_loss": 2.0, "nsp_loss": 0.5, "lr": 1e-3, "memory_gib": 1.0}
-    record |= {"tokens_per_s": 1234.0, "sequences_per_s": 9.5, "step_s": 1.0}
+    record |= {"tokens_per_s": 1234.0, "sequences_per_s": 9.5, "step_s": 1.0, "mfu": 0.1234}
     values = {
         "_recent": [record],
         "_steps": 400,
@@ -123,7 +123,7 @@ def test_the_trainers_own_line_is_read_back(losses: tuple[str, ...]) -> None:
         "_peak_source": "measured",
         "_losses": losses,
     }
-    for name, value in {**values, "_flops_per_token": 1e8}.items():
+    for name, value in values.items():
         setattr(printer, name, value)
     (found,) = from_text(printer._line(record))
     assert (found.step, found.steps, found.loss, found.lr, found.tokens_per_s) == (7, 400, 2.5, 1e-3, 1234.0)

@@ -10,7 +10,13 @@ from torch import nn
 from transformers import BertConfig, BertForPreTraining, BertModel, Qwen2Config, Qwen2ForCausalLM
 
 from training.config import BertShape, Config, ConfigError, Lora, Model
-from training.config.counting import adapter_parameters, flops_per_token, parameters, trainable_parameters
+from training.config.counting import (
+    adapter_parameters,
+    flops_per_token,
+    parameters,
+    trainable_parameters,
+    unlabelled_flops,
+)
 from training.models import causal
 from training.models.causal import build_on_meta
 
@@ -117,6 +123,12 @@ def test_adapters_are_two_thin_matrices_for_each_layer(targets: tuple[Any, ...])
     expected = sum(16 * (linear.in_features + linear.out_features) for linear in linears)
     assert adapter_parameters(model, lora) == trainable_parameters(model, lora) == expected
     assert trainable_parameters(model) == parameters(model)
+
+
+def test_a_token_without_a_label_needs_no_head() -> None:
+    model = _model(*PUBLISHED["Llama 3.1 8B"][1:])
+    assert unlabelled_flops(model) == 6 * 128256 * 4096
+    assert unlabelled_flops(model, Lora(rank=16, alpha=32, target_modules=EVERYTHING)) == 4 * 128256 * 4096
 
 
 def test_a_frozen_base_costs_four_a_parameter() -> None:

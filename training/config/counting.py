@@ -124,6 +124,15 @@ def flops_per_token(model: Model, sequence_length: int, lora: Lora | None = None
     return 4 * multiplied + 6 * adapter_parameters(model, lora) + attention
 
 
+def unlabelled_flops(model: Model, lora: Lora | None = None) -> int:
+    """FLOP of `flops_per_token` that a token without a label does not need: those of the output head.
+
+    0 for BERT, whose speed counts all tokens although its head predicts the masked ones only.
+    """
+    words = 0 if model.bert is not None else model.vocab_size * model.hidden_size
+    return words * (6 if lora is None else 4)
+
+
 def _positions(model: Model) -> int:
     """Number of parameters of BERT's position and segment tables, which are only looked up."""
     if model.bert is None:

@@ -131,10 +131,12 @@ class CausalLM(Trainable):
         labels: torch.Tensor,
         position_ids: torch.Tensor,
         document_ids: torch.Tensor,
+        labelled: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Sum of the cross-entropy in nats over positions with a label, fp32 [1].
 
-        All arguments are int64 [batch, sequence]; labels are the next tokens or IGNORE. In training, a
+        The other arguments are int64 [batch, sequence]; labels are the next tokens or IGNORE. `labelled`, int64
+        [positions], has every position with a label, counted through the batch; others get no logits. In training, a
         mixture of experts adds its balancing loss for each label, so that the mean contains it once.
         """
         if not self.masks_documents:
@@ -147,7 +149,7 @@ class CausalLM(Trainable):
             )  # fmt: skip
         head = self.hf.lm_head.weight
         head = head.to_local() if isinstance(head, DTensor) else head  # this rank's words
-        loss = self.head_loss(found.last_hidden_state, head, labels)
+        loss = self.head_loss(found.last_hidden_state, head, labels, labelled)
         if routed:
             loss = loss + self._balance(found.router_logits) * (labels != IGNORE).sum()
         return torch.stack([loss])  # FSDP warns of views

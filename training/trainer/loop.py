@@ -24,7 +24,7 @@ import torch
 from training.checkpoint.layout import step_name
 from training.checkpoint.tiers import Tiers
 from training.config import Config, elastic
-from training.config.counting import flops_per_token, parameters
+from training.config.counting import flops_per_token, parameters, unlabelled_flops
 from training.device import Device, resolve
 from training.distributed.process import Attempt
 from training.distributed.rank_zero import while_others_wait
@@ -123,8 +123,7 @@ def _train(run: Run, attempt: Attempt) -> None:
 
     peak, source = _total_peak(device, ranks, config.device.float8)
     metrics = Metrics(
-        directory, ranks, device, task.losses,
-        flops_per_token(config.model, config.sequence_length, config.lora), peak, source,
+        directory, ranks, device, task.losses, peak, source,
         config.train.steps, now.step, log.info, guard.see, Stragglers(parallel, device),
     )  # fmt: skip
     _introduce(run, now)
@@ -343,6 +342,7 @@ def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt, guard: 
             tuple(counts),
             grad_norm,
             int(tokens),
+            _flops(run.config, int(tokens), counts),
             recipe.global_batch_size,
             learning_rate,
             data_wait,
@@ -354,6 +354,13 @@ def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt, guard: 
         )
     )
     return "continue"
+
+
+def _flops(config: Config, tokens: int, labels: list[int]) -> int:
+    """FLOP of a step with these tokens, of which some have a label of the first loss."""
+    known, lora = config.model, config.lora
+    unlabelled = max(0, tokens - labels[0])
+    return tokens * flops_per_token(known, config.sequence_length, lora) - unlabelled * unlabelled_flops(known, lora)
 
 
 def evaluate(

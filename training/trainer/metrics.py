@@ -35,7 +35,7 @@ _LARGEST_LOG = 1 << 30  # bytes of metrics.jsonl: a million steps have a third o
 class Pending:
     """A step with values still on the device: this rank's loss sums, and the counts they are divided by.
 
-    losses: [number of losses]; counts and tokens are those of the global batch of `sequences` samples.
+    losses: [number of losses]; counts, tokens and FLOP are those of the global batch of `sequences` samples.
     """
 
     step: int
@@ -43,6 +43,7 @@ class Pending:
     counts: tuple[int, ...]
     grad_norm: torch.Tensor
     tokens: int
+    flops: int
     sequences: int
     learning_rate: float
     data_wait_s: float
@@ -57,13 +58,13 @@ class Metrics:
     """Collects steps, computes their global values and writes them. Only rank 0 has files."""
 
     def __init__(
-        self, run: RunDir, ranks: Ranks, device: Device, losses: tuple[str, ...], flops_per_token: int,
+        self, run: RunDir, ranks: Ranks, device: Device, losses: tuple[str, ...],
         peak: float | None, peak_source: str, steps: int, resumed_at: int, say: Callable[[str], None],
         watch: Callable[[int, float, float], None], stragglers: Stragglers,
     ) -> None:  # fmt: skip
         self._ranks, self._device, self._say, self._watch = ranks, device, say, watch
         self._losses = losses
-        self._flops_per_token, self._peak, self._peak_source = flops_per_token, peak, peak_source
+        self._peak, self._peak_source = peak, peak_source
         self._steps = steps
         self.stragglers = stragglers
         self._pending: list[Pending] = []
@@ -154,7 +155,7 @@ class Metrics:
             "tokens": pending.tokens,
             "tokens_per_s": rate,
             "sequences_per_s": pending.sequences / step_s,
-            "mfu": rate * self._flops_per_token / self._peak if self._peak else None,
+            "mfu": pending.flops / step_s / self._peak if self._peak else None,
             "memory_gib": self._device.memory_gib(),
             "data_wait_s": pending.data_wait_s,
             "step_s": step_s,
@@ -195,7 +196,7 @@ class Metrics:
         left = self._left(record)
         mfu = "MFU unknown"
         if self._peak:
-            share = rate * self._flops_per_token / self._peak
+            share = statistics.median(r["mfu"] for r in self._recent)
             busy = ", too low: the machine was busy" if share > 1 else ""
             mfu = f"MFU {share:.1%} of {self._peak / 1e12:.3g} TFLOP/s {self._peak_source}{busy}"
         parts = [f"{name} {record[f'{name}_loss']:.3f}" for name in self._losses if len(self._losses) > 1]

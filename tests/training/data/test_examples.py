@@ -285,6 +285,21 @@ def test_a_batch_says_where_each_example_begins(prepared: Prepared) -> None:
         assert (batch.document_ids[row, at:] == number + 1).all()
 
 
+def test_a_batch_says_which_positions_have_a_label(prepared: Prepared) -> None:
+    """In sixteenths of the batch, in order; where nearly every position has one, it says nothing."""
+    asked = ExampleDataset.open(prepared([chat(say(30, 5), say(4, count)) for count in range(12)]), "train", 64)
+    for sample in range(-1, len(asked)):
+        batch = asked.batch([sample, -1])
+        places = batch.arrays()["labelled"]
+        assert set(np.flatnonzero(batch.labels != -100)) <= set(places)
+        assert places.tolist() == sorted(set(places)), "no position occurs twice"
+        assert len(places) % 8 == 0
+        assert 8 <= len(places) <= max(8, batch.counts()[0] + 7) < 2 * 64
+    told = ExampleDataset.open(prepared([{"text": say(63, count)} for count in range(12)]), "train", 64)
+    assert told.batch([0]).counts()[0] > 60
+    assert "labelled" not in told.batch([0]).arrays()
+
+
 def test_without_packing_each_example_is_a_sample(prepared: Prepared) -> None:
     rows = [chat("hi", say(count, count)) for count in range(2, 14)]
     packed, padded = prepared(rows), prepared(rows, packing=False)

@@ -14,13 +14,21 @@ from training.data.sampler import PADDING
 from training.data.token_dataset import NO_LABEL, Batch, TokenDataset
 
 _Array = npt.NDArray[np.int64]
+_PARTS = 16
 
 
 @dataclass(frozen=True)
 class ExampleBatch(Batch):
-    """A batch of examples: a label means that the next token is learned; `read` tokens are not padding."""
+    """A batch of examples: a label means that the next token is learned; `read` tokens are not padding.
+
+    labelled: [positions], those of all labels, counted through the batch; None if it is not worthwhile to know them.
+    """
 
     read: int
+    labelled: _Array | None = None
+
+    def arrays(self) -> dict[str, _Array]:
+        return super().arrays() | ({} if self.labelled is None else {"labelled": self.labelled})
 
     def tokens(self) -> int:
         """Tokens of the examples, learned or not."""
@@ -40,6 +48,8 @@ class ExampleDataset:
         self._learned, self._order, self._samples = (
             np.load(self.directory / name(split), mmap_mode="r") for name in (learned_file, order_file, samples_file)
         )
+        learned = int((self._learned[1] - self._learned[0]).sum())
+        self._mostly_labelled = learned > len(self) * sequence_length * (1 - 1 / _PARTS)
 
     @classmethod
     def open(cls, directory: Path, split: str, sequence_length: int) -> ExampleDataset:
@@ -112,4 +122,17 @@ class ExampleDataset:
             positions[row, at:] = np.arange(self.sequence_length - at)
             documents[row, at:] = len(examples)
             read += at
-        return ExampleBatch(ids, labels, positions, documents, read)
+        labelled = None if self._mostly_labelled else positions_of(labels)
+        return ExampleBatch(ids, labels, positions, documents, read, labelled)
+
+
+def positions_of(labels: _Array) -> _Array:
+    """Return the positions of all labels in [samples, sequence length], counted through it, in their order.
+
+    Positions without a label fill it up to a sixteenth of them all, so that few sizes occur.
+    """
+    flat = labels.ravel()
+    known, others = np.flatnonzero(flat != NO_LABEL), np.flatnonzero(flat == NO_LABEL)
+    part = -(-len(flat) // _PARTS)
+    size = max(1, -(-len(known) // part)) * part
+    return np.sort(np.concatenate([known, others[: size - len(known)]]))
