@@ -81,6 +81,7 @@ def place(tmp_path: Path) -> Place:
     [
         ((PYTHON, "trian.py"), "trian.py: no such file in", "did you mean train.py?"),
         (("no-such-launcher", "train.py"), "no-such-launcher: no such program", "the command is what you would type"),
+        (("train.py",), "train.py: is a script, not a program", "yard prove -- python train.py"),
         (("./train.py",), "./train.py: cannot be executed", "python ./train.py"),
     ],
 )

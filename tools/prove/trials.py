@@ -252,7 +252,11 @@ def _below(workdir: Path, text: str) -> Path:
 def _check(command: Sequence[str], workdir: Path, variables: Mapping[str, str]) -> None:
     """Raise UserError for a program or script that is not there."""
     program = command[0]
-    if shutil.which(program, path=variables.get("PATH")) is None and not (workdir / program).is_file():
+    is_file = (workdir / program).is_file()
+    on_path = shutil.which(program, path=variables.get("PATH")) is not None
+    if is_file and not on_path and "/" not in program:
+        raise UserError(f"{program}: is a script, not a program", f"yard prove -- python {program}")
+    if not is_file and not on_path:
         raise UserError(f"{program}: no such program", "the command is what you would type: torchrun train.py")
     if "/" in program and not os.access(workdir / program, os.X_OK):
         raise UserError(f"{program}: cannot be executed", f"python {program}" if program.endswith(".py") else None)
