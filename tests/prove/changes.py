@@ -9,7 +9,7 @@ from typing import Any
 from tests.prove import made
 from tests.prove.made import every, run, without
 from tools.prove.observed import Run
-from training.prove.records import Batch, Dropout, End, FoundFile, Peers, Save, Uncovered
+from training.prove.records import Batch, Dropout, End, Fetched, FoundFile, Peers, Save, Uncovered
 
 Runs = dict[str, Run]
 PAIRS = ([0, 1], [2, 3])  # of four ranks
@@ -53,6 +53,12 @@ def never_saves(runs: Runs) -> None:
         without(one, Save)
 
 
+def writes_nothing(one: Run) -> None:
+    without(one, Save)
+    assert one.outcome
+    one.outcome.files = []
+
+
 def early_kill(runs: Runs) -> None:
     without(runs["killed"], Save)
     runs["resumed"], runs["world"] = run("resumed"), run("world", world=1)
@@ -66,6 +72,12 @@ def save_outside(runs: Runs) -> None:
 def same_states(runs: Runs) -> None:
     for one in runs["whole"].workers:
         one.state = "s"
+
+
+def fetched(runs: Runs, *of_workers: str) -> None:
+    """Let the workers of a loader begin a stream with these samples, one a letter."""
+    for worker, rows in enumerate(of_workers):
+        runs["whole"].fetched.append(Fetched(0, 0, 0, worker, list(rows)))
 
 
 def unused_states(runs: Runs) -> None:

@@ -84,7 +84,7 @@ def launch(
             os.killpg(process.pid, 9)
             output, _ = process.communicate()
     files = records.ranks(out)
-    started = Started(process.returncode, output, workdir, files=files, workers=records.workers(out))
+    started = Started(process.returncode, output, workdir, files=files, workers=records.workers(out, records.Worker))
     for (rank, _), events in files.items():
         started.ranks[rank] = max(started.ranks.get(rank, []), events, key=len)
     return started

@@ -16,6 +16,7 @@ from tests.prove.changes import (
     crashed,
     early_kill,
     end,
+    fetched,
     never_saves,
     no_message,
     no_steps,
@@ -32,6 +33,7 @@ from tests.prove.changes import (
     two_optimizers,
     unseen,
     unused_states,
+    writes_nothing,
 )
 from tests.prove.made import changed, every, healthy, rank, run, without
 from tools.core.verdict import State, Verdict
@@ -83,6 +85,7 @@ FINDINGS: dict[str, tuple[State, Callable[[Runs], Any]]] = {
     "data/order-fixed": (State.WARN, lambda r: every(r["whole"], Batch, order="order")),
     "data/equal-dropout": (State.WARN, lambda r: every(r["whole"], Dropout, state=lambda one: f"d{one.step}")),
     "data/equal-augmentation": (State.WARN, same_states),
+    "data/same-workers": (State.FAIL, lambda r: fetched(r, "abcde", "fghij", "abcde")),
     "repeatable/no-seed": (State.WARN, lambda r: every(r["whole"], End, seeded=True)),
     "repeatable/runs-differ": (State.WARN, lambda r: every(
         r["again"], Step, parameters_after=lambda one: f"x{one.step}")),
@@ -111,7 +114,7 @@ FINDINGS: dict[str, tuple[State, Callable[[Runs], Any]]] = {
     "rescale/never-starts": (State.FAIL, no_message),
     "rescale/starts-anew": (State.FAIL, lambda r: r.update(world=run("world", world=1))),
     "rescale/samples-differ": (State.WARN, lambda r: r.update(world=shifted())),
-    "files/no-checkpoint": (State.WARN, lambda r: without(r["whole"], Save)),
+    "files/no-checkpoint": (State.WARN, lambda r: writes_nothing(r["whole"])),
     "files/checkpoint-outside": (State.FAIL, save_outside),
     "files/files-outside": (State.WARN, lambda r: outside(r, "/srv/results.json")),
     "files/one-path": (State.FAIL, lambda r: r["whole"].ranks[1].events.extend(r["whole"].ranks[0].of(Save))),
@@ -208,6 +211,8 @@ NEIGHBOURS: dict[str, tuple[str, Callable[[Runs], Any]]] = {
         r["whole"], Step, zero_gradients=lambda one: one.step == 3)),
     "a parameter that is in no optimizer for one step": ("trains", lambda r: every(
         r["whole"], Step, missing=lambda one: ["head"] if one.step == 9 else [])),
+    "workers that divide a stream": ("data", lambda r: fetched(r, "abcde", "fghij")),
+    "workers of a stream of equal samples": ("data", lambda r: fetched(r, "aaaaa", "aaaaa")),
     "a sampler that pads by one sample": ("data", lambda r: every(
         r["whole"], Batch, rows=lambda one: ["pad", one.rows[1]] if one.step == 5 else one.rows, indices=[])),
     "samples of equal content": ("data", lambda r: every(r["whole"], Batch, rows=["same", "same"])),
@@ -360,3 +365,11 @@ def test_ranks_that_join_are_not_compared_by_step() -> None:
     assert unknown == {"world", "resume", "torn", "rescale"}
     assert set(states.values()) == {State.PASS, State.CANNOT_TELL}
     assert judge("trains", changed(lambda runs: join(runs, said=False))).state is State.FAIL
+
+
+def test_checkpoints_of_a_process_that_is_not_a_rank_are_unknown() -> None:
+    """A child process that the script starts may save: its files show it."""
+    verdict = judge("files", changed(lambda runs: without(runs["whole"], Save)))
+    assert (verdict.state, verdict.details["findings"]) == (State.CANNOT_TELL, [])
+    assert "files like checkpoints are written" in verdict.summary
+    assert any("step-" in line for line in verdict.evidence)

@@ -14,6 +14,7 @@ from training.prove.records import (
     Begin,
     Dropout,
     End,
+    Fetched,
     Injected,
     Loss,
     Outcome,
@@ -93,6 +94,7 @@ class Run:
     outcome: Outcome | None
     ranks: list[Rank] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
+    fetched: list[Fetched] = field(default_factory=list)
     log: str = ""
     beside: int = 0  # processes that train without ranks and without shared memory; `ranks` has one of them
 
@@ -235,7 +237,8 @@ def read(name: str, directory: Path) -> Run:
     beside = _beside(ranks[0], by_rank[ranks[0].rank]) if len(ranks) == 1 else []
     if beside and all(step.shared for process in beside for step in process.steps):
         ranks, beside = [Rank(place, process.events) for place, process in enumerate(beside)], []
-    return Run(name, outcome, ranks, records.workers(directory), tail(directory / "log"), len(beside))
+    workers, fetched = records.workers(directory, Worker), records.workers(directory, Fetched)
+    return Run(name, outcome, ranks, workers, fetched, tail(directory / "log"), len(beside))
 
 
 def _weight(process: Rank) -> tuple[int, int]:

@@ -10,13 +10,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 LINE_BYTES = 4 << 20
 FILE_BYTES = 512 << 20
+LARGE_BYTES = 64 << 10  # of a file that a step may save
+_CHECKPOINT = re.compile(r"\.(pt|pth|ckpt|bin|safetensors|pkl|pickle|npz|npy|distcp|tar|model|state|msgpack)$", re.I)
+_NAMED = re.compile(r"checkpoint|ckpt|snapshot", re.I)
+OTHER = re.compile(  # files of a run that are not checkpoints
+    r"\.(json|jsonl|txt|log|csv|tsv|ya?ml|md|py[co]?|html|lock|toml|cfg|so|o|cpp|h|png|jpe?g)$|tfevents", re.I
+)
 SIGNALLED = "signalled"  # the runner makes this file when it has sent SIGTERM
 
 
@@ -82,6 +90,17 @@ class Worker:
     source: str  # "python", "numpy", "torch", or the path of a generator that the dataset keeps
     state: str
     used: bool  # the state changed while samples were read
+
+
+@dataclass
+class Fetched:
+    """The first batch that one worker of a DataLoader reads of a stream in a pass, with a digest of each sample."""
+
+    rank: int
+    loader: int
+    passes: int
+    worker: int
+    rows: list[str]
 
 
 @dataclass
@@ -184,8 +203,17 @@ class End:
 
 EVENTS = {
     kind.__name__.lower(): kind
-    for kind in (Begin, World, Peers, Batch, Worker, Dropout, Loss, Step, Save, Uncovered, Injected, End)
+    for kind in (Begin, World, Peers, Batch, Worker, Fetched, Dropout, Loss, Step, Save, Uncovered, Injected, End)
 }
+
+
+def is_checkpoint(path: str, size: int, step: int) -> bool:
+    """Return whether a file looks like a part of a checkpoint. Before the first step large files are data."""
+    if OTHER.search(path):
+        return False
+    if _NAMED.search(os.path.basename(path)):
+        return True
+    return step > 0 and bool(size >= LARGE_BYTES or _CHECKPOINT.search(path) or _NAMED.search(path))
 
 
 @dataclass
@@ -288,10 +316,10 @@ def ranks(start: Path) -> dict[tuple[int, int], list[Any]]:
     return dict(sorted(found.items()))
 
 
-def workers(start: Path) -> list[Worker]:
-    """Return what the loaders' workers of a start recorded."""
+def workers(start: Path, kind: type[T]) -> list[T]:
+    """Return the events of this kind, `Worker` or `Fetched`, that the loaders' workers of a start recorded."""
     paths = sorted(start.glob("worker-*-*.jsonl"))
-    return [event for path in paths for event in events(path) if isinstance(event, Worker)]
+    return [event for path in paths for event in events(path) if isinstance(event, kind)]
 
 
 def write_outcome(start: Path, outcome: Outcome) -> None:

@@ -26,7 +26,7 @@ def judge(proof: Proof) -> list[Finding]:
     found, evidence = _ranks(readers, places if at_random(readers) else samples)
     if run.shares_memory:
         found = [one for one in found if one.name == "same-batches"]  # each process may pass over the data on its own
-    found += [*_order(readers), *_dropout(run), *_workers(run)]
+    found += [*_order(readers), *_dropout(run), *_workers(run), *_replicated(run)]
     if found:
         return found
     if len(run.ranks) == 1:
@@ -180,6 +180,21 @@ def _dropout(run: Run) -> list[Finding]:
     step = min(compared)
     text = f"step {step + 1}: random state {next(iter(compared[step].values()))} on {len(compared[step])} ranks"
     return [warned("equal-dropout", "dropout is the same on all ranks", text)]
+
+
+def _replicated(run: Run) -> list[Finding]:
+    """Compare the first batches that the workers of one loader read of a stream in one pass."""
+    seen: dict[tuple[int, int, int], dict[tuple[str, ...], int]] = defaultdict(dict)
+    for one in run.fetched:
+        rows, of_pass = tuple(one.rows), seen[one.rank, one.loader, one.passes]
+        other = of_pass.setdefault(rows, one.worker)
+        if other != one.worker and len(set(rows)) >= FEWEST_ROWS:
+            text = (
+                f"rank {one.rank}: workers {other} and {one.worker} begin with the same {len(rows)} samples, "
+                f"first digest {rows[0]}"
+            )
+            return [failed("same-workers", "the workers of a loader read the same samples of a stream", text)]
+    return []
 
 
 def _workers(run: Run) -> list[Finding]:

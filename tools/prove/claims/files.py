@@ -6,6 +6,7 @@ from collections import defaultdict
 from tools.core import output
 from tools.prove.claims import Finding, failed, harmless, passed, unknown, warned
 from tools.prove.observed import Proof, Run
+from training.prove.records import is_checkpoint
 
 SHOWN = 4
 
@@ -15,15 +16,24 @@ def judge(proof: Proof) -> list[Finding]:
     run = proof.run("whole")
     outcome = run.outcome
     assert outcome is not None
-    blind = run.uncovered("saves")
     found = [*_secrets(run), *_places(run), *_one_path(run), *_overwritten(run)]
     if not run.saves:
-        found.append(unknown(blind) if blind else warned(
-            "no-checkpoint", "no checkpoint is written: a kill loses everything", f"{run.last_step} steps, no save"
-        ))  # fmt: skip
+        found.append(_without_save(run))
     kept = sum(one.kept for one in outcome.files)
     text = f"{output.count(len(run.saves), 'save')}; {output.count(kept, 'file')} in what survives"
     return found or [passed("each file has one writer and survives the pod", text)]
+
+
+def _without_save(run: Run) -> Finding:
+    assert run.outcome is not None
+    blind = run.uncovered("saves")
+    if blind:
+        return unknown(blind)
+    alike = sorted(one.path for one in run.outcome.files if one.kept and is_checkpoint(one.path, one.bytes, step=1))
+    if alike:
+        return unknown("no rank saves after a step, but files like checkpoints are written", *_some(alike))
+    text = "no checkpoint is written: a kill loses everything"
+    return warned("no-checkpoint", text, f"{run.last_step} steps, no save")
 
 
 def _secrets(run: Run) -> list[Finding]:

@@ -182,17 +182,29 @@ class Loaders:
         os.environ[_PASS] = f"{loader}:{number + 1}"  # a worker that stays makes its next fetcher for the next pass
         fetch, before, left = fetcher.fetch, _states(self.torch, dataset), [_FETCHES]
         look = self.probe.safe("random")(self._look)
+        note = self.probe.safe("batches")(self._fetched)
+        streams = [isinstance(dataset, self.torch.utils.data.IterableDataset)]
 
         @functools.wraps(fetch)
         def followed(index: Any) -> Any:
             try:
-                return fetch(index)
+                found = fetch(index)
+                if streams[0]:
+                    streams[0] = False
+                    note(found, (loader, number, worker))
+                return found
             finally:
                 if left[0] > 0:
                     left[0] -= 1
                     look(dataset, before, left, (loader, number, worker))
 
         fetcher.fetch = followed
+
+    def _fetched(self, batch: Any, place: tuple[int, int, int]) -> None:
+        """Record the first batch of a stream: another worker should have another one."""
+        data = samples.main(self.torch, batch if isinstance(batch, (list, tuple)) else [batch], {})
+        rows = [] if data is None else samples.row_digests(self.torch, data)
+        self.probe.write_worker(records.Fetched(self.probe.rank, *place, rows[:_ORDER]))
 
     def _look(self, dataset: Any, before: dict[str, str], left: list[int], place: tuple[int, int, int]) -> None:
         after = _states(self.torch, dataset)

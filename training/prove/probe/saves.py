@@ -19,12 +19,6 @@ from . import faults
 from .imports import on_import
 from .state import Probe
 
-LARGE_BYTES = 64 << 10
-_CHECKPOINT = re.compile(r"\.(pt|pth|ckpt|bin|safetensors|pkl|pickle|npz|npy|distcp|tar|model|state|msgpack)$", re.I)
-_NAMED = re.compile(r"checkpoint|ckpt|snapshot", re.I)
-_OTHER = re.compile(
-    r"\.(json|jsonl|txt|log|csv|tsv|ya?ml|md|py[co]?|html|lock|toml|cfg|so|o|cpp|h|png|jpe?g)$|tfevents", re.I
-)
 _CACHE = re.compile(r"/(__pycache__|\.cache|\.triton|torchinductor_[^/]*|dev|proc|sys)/")
 _WRITING = os.O_WRONLY | os.O_RDWR
 
@@ -177,7 +171,7 @@ class Saves:
         if self._inside:
             return
         self._settle()
-        if _replaces(mode, flags) and not _OTHER.search(path):
+        if _replaces(mode, flags) and not records.OTHER.search(path):
             with self._lock:
                 self._opened[path] = _Opened(time.monotonic(), self.probe.step, _size(path) > 0)
 
@@ -186,7 +180,7 @@ class Saves:
             return
         with self._lock:
             opened = self._opened.pop(source, None)
-        if opened is not None and _is_checkpoint(target, _size(source), opened.step):
+        if opened is not None and records.is_checkpoint(target, _size(source), opened.step):
             opened.existed = False  # what was there is replaced as a whole
             self._record(target, source, "file", opened)
         self._settle()
@@ -202,7 +196,7 @@ class Saves:
                 del self._opened[path]
         for path, opened in done:
             size = _size(path)
-            if size and _is_checkpoint(path, size, opened.step):
+            if size and records.is_checkpoint(path, size, opened.step):
                 self._record(path, path, "file", opened)
 
 
@@ -242,12 +236,3 @@ def _open_files() -> set[str]:
         except OSError:
             continue  # the descriptor of this very listing
     return found
-
-
-def _is_checkpoint(path: str, size: int, step: int) -> bool:
-    """Return whether a file looks like a part of a checkpoint. Before the first step large files are data."""
-    if _OTHER.search(path):
-        return False
-    if _NAMED.search(os.path.basename(path)):
-        return True
-    return step > 0 and bool(size >= LARGE_BYTES or _CHECKPOINT.search(path) or _NAMED.search(path))
