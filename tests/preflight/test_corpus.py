@@ -295,6 +295,27 @@ def test_a_fault_in_the_trainers_container_is_named(changes: dict[str, Any], rul
     assert reported(evaluate(manifests)) == set(rules_)
 
 
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [
+        ("hydra.run.dir=out/${now:%Y-%m-%d}", State.WARN),
+        ("model.hidden=${model.dim}", State.WARN),
+        ("+run_name=${model}", State.WARN),
+        ("--chat-template={% for m in messages %}{{ m.content }}{% endfor %}", State.WARN),
+        ("run_name=${MODEL}", State.FAIL),
+        ("--name=${model}", State.FAIL),
+        ("--steps=${STEPS:-10}", State.FAIL),
+        ("--image={{ .Values.image }}", State.FAIL),
+    ],
+)
+def test_a_mark_that_a_program_may_fill_in_is_a_warning(word: str, state: State) -> None:
+    manifests = read(CORPUS / "good" / "worker-only-c10d.yaml")
+    worker = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    worker["containers"][0].update(command=["torchrun", "/a.py", word], args=[])
+    states = {one.state for one in evaluate(manifests).verdicts if one.details["rule"] == "template-left"}
+    assert states - {State.PASS} == {state}
+
+
 def test_one_fault_in_several_places_is_one_finding() -> None:
     manifests = read(CORPUS / "good" / "worker-only-c10d.yaml")
     worker = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]

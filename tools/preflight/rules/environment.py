@@ -36,6 +36,9 @@ UPPER_MARK = rf"(?-i:<[A-Z]+[-_][A-Z0-9_-]{{1,60}}>)|{SURE_MARK}"  # <BUCKET_NAM
 SCRIPT_MARK = re.compile(
     rf"\{{\{{[ \t]*+[.$]?[A-Za-z_][\w.]*+[ \t]*+\}}\}}|<(?:your|my|insert)[-_ ][\w -]{{1,60}}>|{UPPER_MARK}", re.I
 )
+# What a program may fill in itself: ${now:%Y}, ${model.dim} and name=${other} of Hydra, {% if %} of Jinja.
+OWN_MARK = re.compile(r"\$\{[^{}]*(?:\.|:(?![-=?+\d]))[^{}]*\}|\{%[^%\n]*%\}")
+OVERRIDE = re.compile(r"\+{0,2}[a-z][\w./@]*=[^$]*\$\{[a-z]\w*\}")
 KATIB = "${trialParameters."  # Katib fills it in for each trial
 ENVIRONMENT_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
@@ -187,6 +190,10 @@ def template_left(subject: Subject) -> Iterator[Verdict]:
                 continue
             left = True
             place = Place(title(item), path, text)
+            if mark is WORD_MARK and (OWN_MARK.fullmatch(match[0]) or OVERRIDE.match(text)):
+                fix = "leave it if the program fills it in, as Hydra and Jinja do; else render the manifest"
+                yield doubtful(place, f"{match[0]} reaches the program as it is", fix)
+                continue
             verdict = doubtful if mark is SCRIPT_MARK or (".env[" in path and _in_list(match)) else bad
             yield verdict(place, f"{match[0]} is not filled in", "render the manifest before it is applied")
         if not left:
