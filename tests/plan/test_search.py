@@ -108,6 +108,16 @@ def test_what_search_answers(words: list[str], code: int, said: str, capsys: pyt
     assert said in shown.out + shown.err
 
 
+def test_a_machine_without_a_price_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not "nothing fits": the search compares prices."""
+    lab = replace(INSTANCES["p5.48xlarge"], name="lab", price_usd_per_hour=None)
+    monkeypatch.setattr("tools.cli.plan.search._machines", lambda gpus, found: [lab])
+    assert cli.invoke(["plan", "search", "llama-3-1-8b", "--gpus", "lab"]) == 2
+    assert "no price is known of lab" in capsys.readouterr().err
+
+
 def test_a_published_config_is_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_key_value_heads": 8, **sizes}

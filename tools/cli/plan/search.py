@@ -17,18 +17,23 @@ from tools.facts.instances import INSTANCES, Instance
 from tools.new import model as new_model
 from tools.plan.layout import Machine
 from tools.plan.memory import Room
-from tools.plan.outlook import UNKNOWN_CARD, WHAT_TO_DO, Plan, Run
+from tools.plan.outlook import UNKNOWN_CARD, WHAT_TO_DO, Place, Plan, Run
 from tools.plan.search import expected, front, tensors
 from training.config import Config, load_texts
 
 HOURS = {"m": 1 / 60, "h": 1, "d": 24, "w": 168}
 PART = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([mhdw])")
 
+NO_PRICE = "of own hardware: price_usd_per_hour of its node in overlays/matrix.yaml"
+
 
 def command(model: str, budget: float | None, deadline: str | None, gpus: str | None, as_json: bool) -> int:
     root = repo.root()
     found, hours, budget = matrix.read(root), _hours(deadline), math.inf if budget is None else budget
     machines = _machines(gpus, found)
+    unpriced = [one.name for one in machines if not any(Place(one.name, one, 1, room_on(one)).prices.values())]
+    if gpus is not None and len(unpriced) == len(machines):
+        raise UserError(f"no price is known of {', '.join(unpriced)}", NO_PRICE)
     model = _name(model, found)
     config = _configuration(root, model, found.models)
     base = Run.of(model, config, 1, Room(1, 0, "GPU"), None)
@@ -40,7 +45,9 @@ def command(model: str, budget: float | None, deadline: str | None, gpus: str | 
         output.line("no plan is within the budget and the deadline: the fastest and the cheapest are")
         output.table([_shown.HEADS, *map(_shown.row, dict.fromkeys((best[0], best[-1])))], indent="", head=True)
     elif not plans:
-        output.line("nothing fits: more nodes than 128 are not tried; a machine without a known price is not counted")
+        output.line("nothing fits: more nodes than 128 are not tried")
+        if unpriced:
+            output.line(f"not counted, because no price is known: {', '.join(unpriced)}")
     else:
         rows = [(*_shown.row(plan), *map(str, _parallel(plan).values())) for plan in plans]
         output.table([(*_shown.HEADS, "micro", "sharding", "tensor", "activations"), *rows], indent="", head=True)
