@@ -71,6 +71,7 @@ def test_a_hardware_gets_a_cell_that_passes(
         (["a/../b", "--instance", "p5.4xlarge"], "cannot be a hardware's name"),
         (["mine", *OWN[:-1], "pool"], "'pool' is not KEY=VALUE"),
         (["mine", *OWN, "--memory", "many"], "node.memory: "),
+        (["mine", *OWN, "--memory", "2Gi"], "node.memory: "),  # a pod would get less than 1 GiB
         (["mine", *OWN, "--model", "lama-tiny"], "no such model: lama-tiny"),
         (["mine", *OWN, "--model", "llama-3-1-70b"], "mine/llama-3-1-70b does not fit"),
         (["mine", *OWN, "--select", "a b=c"], "node.labels"),

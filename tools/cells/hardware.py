@@ -39,7 +39,7 @@ class OwnNode(BaseModel):
     model_config = ConfigDict(extra="forbid")
     labels: dict[Name, Name] = Field(min_length=1)  # the nodes have all of them
     cpus: Amount = Field(ge=1)  # allocatable processors
-    memory: Amount = Field(ge=2**30)  # allocatable bytes, without huge pages
+    memory: Amount = Field(ge=9 * 2**28)  # allocatable bytes without huge pages; 1 GiB must be left for a pod
     devices: dict[Name, Annotated[int, Field(ge=1, le=1024)]] = Field({}, max_length=1)  # resource name: number
     device: Name | None = None  # the card's name, such as H100
     device_memory: Amount = 0  # bytes of one device
