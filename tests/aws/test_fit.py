@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -26,10 +27,10 @@ PLACE = "ADOPTED=true\nAWS_REGION=us-west-2\nZONES=us-west-2b\n"
 ONPREM = "MACHINES_1={} cpu=8000m memory=32000Mi with kubernetes.io/arch=amd64\n"
 
 
-def cluster(tmp_path: Path, facts: str) -> Spec:
+def cluster(tmp_path: Path, facts: str, place: str = PLACE) -> Spec:
     path = tmp_path / "clusters/lab/cluster.env"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(PLACE + facts, encoding="utf-8")
+    path.write_text(place + facts, encoding="utf-8")
     return specs.load(tmp_path, "lab")
 
 
@@ -184,6 +185,70 @@ def test_roles_that_fit_only_one_by_one_are_unknown(tmp_path: Path) -> None:
         found = fit.check(cluster(tmp_path, THERE + one_pod.format(count)), manifests)
         states[count] = {one.state.value for one in found}
     assert states == {2: {"PASS", "CANNOT TELL"}, 3: {"PASS"}}
+
+
+P5EN = "NODES_{0}=p5en.48xlarge {1}-{1} us-west-2{2}\n"
+LABELLED = (
+    "MACHINES_1={} cpu=190 memory=1900Gi hugepages-2Mi=20Gi nvidia.com/gpu=8 vpc.amazonaws.com/efa=16"
+    " with kubernetes.io/arch=amd64 node.kubernetes.io/instance-type=p5en.48xlarge"
+)
+IN_A = LABELLED + " topology.kubernetes.io/zone=us-west-2a\n"
+
+
+def of_pods(tmp_path: Path, facts: str, manifests: Manifests) -> list[tuple[str, str]]:
+    """Return state and summary of what is said of pods on a cluster with two zones."""
+    spec = cluster(tmp_path, THERE + facts, PLACE.replace("us-west-2b", "us-west-2a,us-west-2b"))
+    return [(one.state.value, one.summary) for one in fit.check(spec, manifests) if " fit" in one.summary]
+
+
+@pytest.mark.parametrize(
+    ("facts", "state", "said"),
+    [
+        (P5EN.format("A", 2, "a") + P5EN.format("B", 2, "b"), "FAIL", "in one zone, and there is room for 2 in us"),
+        (P5EN.format("A", 1, "a") + P5EN.format("B", 4, "b"), "PASS", "fit on"),
+        (P5EN.format("A", 2, "a") + P5EN.format("B", 2, "a"), "PASS", "fit on"),
+        (P5EN.format("A", 2, "a") + IN_A.format(2), "PASS", "fit on"),
+        (P5EN.format("B", 2, "b") + IN_A.format(3), "FAIL", "3 in us-west-2a, 2 in us-west-2b"),
+        (P5EN.format("A", 2, "a") + LABELLED.format(2), "CANNOT TELL", "MACHINES_1 does not state topology"),
+        (P5EN.format("A", 2, "a") + LABELLED.format(1), "FAIL", "each needs"),
+        (P5EN.format("A", 4, "a") + LABELLED.format(1), "PASS", "fit on"),
+    ],
+)
+def test_pods_that_stay_together_need_room_in_one_zone(facts: str, state: str, said: str, tmp_path: Path) -> None:
+    manifests = locate.rendered(P5)
+    ((found, summary),) = of_pods(tmp_path, facts, manifests)
+    assert (found, said in summary) == (state, True), summary
+    del manifests.jobs()[0]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["affinity"]["podAffinity"]
+    ((found, _),) = of_pods(tmp_path, facts, manifests)
+    assert found == ("FAIL" if "each needs" in said else "PASS")
+
+
+def test_a_group_may_have_all_its_nodes_in_one_of_its_zones(tmp_path: Path) -> None:
+    manifests = locate.rendered(CPU)
+    template = manifests.jobs()[0]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    term = {"labelSelector": {"matchLabels": {"app": "ours"}}, "topologyKey": "topology.kubernetes.io/zone"}
+    template["spec"]["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    group = "NODES_C=m5.large 2-2 us-west-2a,us-west-2b\n"
+    assert [state for state, _ in of_pods(tmp_path, group, manifests)] == ["PASS"], "they are not its own pods"
+    term["labelSelector"] = {"matchLabels": {"training.kubeflow.org/job-name": manifests.jobs()[0]["metadata"]["name"]}}
+    ((state, summary),) = of_pods(tmp_path, group, manifests)
+    assert (state, "NODES_C is in 2 zones" in summary) == ("CANNOT TELL", True), summary
+
+
+@pytest.mark.parametrize(
+    ("masters", "workers", "states"),
+    [("a", "b", ["PASS", "PASS", "CANNOT TELL"]), ("a", "a", ["PASS", "PASS"])],
+)
+def test_roles_that_stay_together_need_the_same_zone(
+    masters: str, workers: str, states: list[str], tmp_path: Path
+) -> None:
+    manifests = locate.rendered(P5)
+    roles = manifests.jobs()[0]["spec"]["pytorchReplicaSpecs"]
+    roles["Master"] = {**copy.deepcopy(roles["Worker"]), "replicas": 1}
+    roles["Master"]["template"]["spec"]["affinity"]["nodeAffinity"] = {}
+    roles["Master"]["template"]["spec"]["nodeSelector"] = {"node.kubernetes.io/instance-type": "p5.48xlarge"}
+    facts = P5EN.format("B", 9, workers) + P5EN.format("A", 2, masters).replace("p5en.", "p5.")
+    assert sorted(state for state, _ in of_pods(tmp_path, facts, manifests)) == sorted(states)
 
 
 @pytest.mark.parametrize("line", ["MACHINES_1=two cpu=1", "MACHINES_1=2 cpu", "NODES_A=m5.large 2"])

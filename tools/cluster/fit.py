@@ -19,7 +19,7 @@ from tools.core import State, Verdict, nearest, output, repo
 from tools.facts import compatibility
 from tools.kube import Manifests, Object, name_of, quantity
 from tools.kube.manifests import parse
-from tools.kube.selectors import REQUIRED, node_terms, wants
+from tools.kube.selectors import REQUIRED, ZONE, node_terms, selects, wants
 from tools.workload import Role, Workload, kinds, operator_pods
 
 KUEUE, OPERATOR = "base/plugins/kueue", "base/plugins/training-operator"
@@ -34,14 +34,14 @@ def check(cluster: Spec, manifests: Manifests) -> list[Verdict]:
     found: list[Verdict] = []
     for job in kinds.find(manifests).workloads:
         found.append(_named(cluster, "JOB_KINDS", job.kind, f"the kind {job.kind}", "yard cluster validate"))
-        taken = 0.0  # the share of the fitting nodes that the roles take together
+        taken: list[Mapping[str, float]] = []
         for role in job.roles:
-            verdict, share = _nodes(cluster, job, role)
+            verdict, shares = _nodes(cluster, job, role)
             found.append(verdict)
-            taken += share
+            taken += [shares] if shares else []
             for claim in sorted(_claims(role.template["spec"]) - brought):
                 found.append(_named(cluster, "CLAIMS", claim, f"the claim {claim}", "base/storage has claims"))
-        if taken > 1 and len(job.roles) > 1:
+        if len(taken) > 1 and not _at_once(taken):
             summary = f"whether all roles of {job.kind} {job.name} fit at the same time is unknown"
             found.append(_verdict(State.CANNOT_TELL, summary, None, cluster.source))
         if job.queue:
@@ -150,10 +150,10 @@ def _without_integration(cluster: Spec, job: Workload) -> Iterator[Verdict]:
             yield _verdict(State.WARN, summary, f"add {name}", f"{KUEUE}/release.yaml: {', '.join(frameworks)}")
 
 
-def _nodes(cluster: Spec, job: Workload, role: Role) -> tuple[Verdict, float]:
+def _nodes(cluster: Spec, job: Workload, role: Role) -> tuple[Verdict, dict[str, float]]:
     """Check that the pods of a role fit on the machines that their selectors allow.
 
-    Also returns the share of these machines that they take, 0 where it is unknown.
+    Also returns the share of these machines that they take, by zone as `_rooms`. It is empty where they may not fit.
     """
     spec, title = role.template["spec"], f"{output.count(role.replicas, 'pod')} of {job.kind} {job.name}"
     title += f" ({role.name})" if role.name else ""
@@ -161,24 +161,60 @@ def _nodes(cluster: Spec, job: Workload, role: Role) -> tuple[Verdict, float]:
     if not every:
         hint = "yard cluster init NAME reads the nodes"
         summary = f"whether {title} fit is unknown: no nodes are described"
-        return _verdict(State.CANNOT_TELL, summary, hint, _at(cluster, "NODES_...")), 0.0
-    asked = quantity.pod_requests(spec)
+        return _verdict(State.CANNOT_TELL, summary, hint, _at(cluster, "NODES_...")), {}
+    asked, together = quantity.pod_requests(spec), _together(job, role)
     chosen = [one for one in every if _chosen(spec, one)]
-    unclear = [one for one in chosen if _unknown(spec, one)]
+    unclear = {one.fact: doubts for one in chosen if (doubts := _doubts(spec, one, together))}
     rows = [f"{_at(cluster, one.fact)}: {_room(one, asked)} pods" for one in chosen]
-    certain = sum(_room(one, asked) for one in chosen if one not in unclear)
-    if certain >= role.replicas:
-        share = role.replicas / max(1, certain)
-        return _verdict(State.PASS, f"{title} fit on the cluster's nodes", None, *rows), share
-    if unclear and sum(_room(one, asked) for one in chosen) >= role.replicas:
-        keys = ", ".join(sorted({key for one in unclear for key in _unknown(spec, one)}))
-        summary = f"{title}: the nodes' labels {keys} are unknown"
-        return _verdict(State.CANNOT_TELL, summary, None, *rows), 0.0
+    certain = _rooms([one for one in chosen if one.fact not in unclear], asked, together)
+    shares = {zone: role.replicas / max(1, room) for zone, room in certain.items() if room >= role.replicas}
+    if shares:
+        return _verdict(State.PASS, f"{title} fit on the cluster's nodes", None, *rows), shares
+    possible = _rooms(chosen, asked, together)
+    if unclear and max(possible.values()) >= role.replicas:
+        summary = f"whether {title} fit is unknown: {'; '.join(itertools.chain(*unclear.values()))}"
+        return _verdict(State.CANNOT_TELL, summary, None, *rows), {}
     there = f"{cluster.source}: " + ", ".join(f"{one.count} of {one.title}" for one in every)
     need = ", ".join(f"{key} {quantity.plain(value)}" for key, value in sorted(asked.items()))
     why = "no node is of the kind that they ask for" if not chosen else f"each needs {need}"
+    if sum(_room(one, asked) for one in chosen) >= role.replicas:  # it is only the zone
+        places = ", ".join(f"{room} in {zone}" for zone, room in possible.items())
+        why = f"they must be in one zone, and there is room for {places}"
     remedy = "choose another cell or --nodes, or add nodes"
-    return _verdict(State.FAIL, f"{title} do not fit: {why}", remedy, *(rows or [there])), 0.0
+    return _verdict(State.FAIL, f"{title} do not fit: {why}", remedy, *(rows or [there])), {}
+
+
+def _at_once(taken: list[Mapping[str, float]]) -> bool:
+    """Return whether roles fit at the same time by the shares that they take, in a zone that is the same for all."""
+    zones = {zone for shares in taken for zone in shares if zone} or {""}
+    return any(sum(shares.get(zone, shares.get("", 2.0)) for shares in taken) <= 1 for zone in zones)
+
+
+def _together(job: Workload, role: Role) -> bool:
+    """Return whether required pod affinity keeps the pods of a role in the zone of others of the job."""
+    labels = {**((role.template.get("metadata") or {}).get("labels") or {}), **job.selector}
+    terms = ((role.template["spec"].get("affinity") or {}).get("podAffinity") or {}).get(REQUIRED) or []
+    own = [one for one in terms if job.namespace in (one.get("namespaces") or [job.namespace])]
+    found = any(one.get("topologyKey") == ZONE and selects(one.get("labelSelector"), labels) for one in own)
+    return found and sum(one.replicas for one in job.roles) > 1
+
+
+def _doubts(spec: Object, one: Machines, together: bool) -> list[str]:
+    """Return what is not known of machines and decides whether they take the pods."""
+    zones = one.labels.get(ZONE, ())
+    unknown = _unknown(spec, one) | ({ZONE} if together and not zones else set())
+    several = [f"{one.fact} is in {len(zones)} zones"] if together and len(zones) > 1 else []
+    return [*(f"{one.fact} does not state {key}" for key in sorted(unknown)), *several]
+
+
+def _rooms(some: list[Machines], asked: Mapping[str, Decimal], together: bool) -> dict[str, int]:
+    """Return for how many pods there is room: in each zone for pods that stay together, else as {"": room}.
+
+    Machines of several zones count in each of them, and those of an unknown zone in all.
+    """
+    zones = sorted({zone for one in some for zone in one.labels.get(ZONE, ())}) if together else []
+    there = {zone: [one for one in some if zone in one.labels.get(ZONE, (zone,))] for zone in zones} or {"": some}
+    return {zone: sum(_room(one, asked) for one in group) for zone, group in there.items()}
 
 
 def _keys(spec: Object) -> set[str]:
