@@ -251,6 +251,25 @@ def test_roles_that_stay_together_need_the_same_zone(
     assert sorted(state for state, _ in of_pods(tmp_path, facts, manifests)) == sorted(states)
 
 
+@pytest.mark.parametrize(
+    ("amounts", "state", "said"),
+    [
+        ("memory=32000Mi", "CANNOT TELL", "MACHINES_1 does not state cpu"),
+        ("cpu=8", "CANNOT TELL", "MACHINES_1 does not state memory"),
+        ("nvidia.com/gpu=4", "CANNOT TELL", "MACHINES_1 does not state cpu, memory"),
+        ("memory=1Gi", "FAIL", "each needs"),
+        ("cpu=8 memory=32000Mi", "PASS", "fit on"),
+        ("cpu=8 memory=32000Mi pods=2", "PASS", "fit on"),
+        ("cpu=8 memory=32000Mi pods=1", "FAIL", "each needs"),
+    ],
+)
+def test_what_machines_do_not_state_is_unknown(amounts: str, state: str, said: str, tmp_path: Path) -> None:
+    """The two pods of the cell ask for processors and memory, and would both fit on this node."""
+    line = f"MACHINES_1=1 {amounts} with kubernetes.io/arch=amd64\n"
+    ((found, summary),) = of_pods(tmp_path, line, locate.rendered(CPU))
+    assert (found, said in summary) == (state, True), summary
+
+
 @pytest.mark.parametrize("line", ["MACHINES_1=two cpu=1", "MACHINES_1=2 cpu", "NODES_A=m5.large 2"])
 def test_a_fact_in_another_form_is_refused(line: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not "):

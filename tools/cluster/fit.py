@@ -25,6 +25,7 @@ from tools.workload import Role, Workload, kinds, operator_pods
 KUEUE, OPERATOR = "base/plugins/kueue", "base/plugins/training-operator"
 OWN_IMAGE = re.compile(r"(?:^|/)trainer-(?:cpu|cuda)(?:[:@]|$)")
 LOCK = "requirements.lock"  # which these images install
+PODS = Decimal(110)  # the most on a node that its kubelet starts by default
 REASON = "the cluster must serve the job's kind and have its machines, claims and queue"
 
 
@@ -164,8 +165,9 @@ def _nodes(cluster: Spec, job: Workload, role: Role) -> tuple[Verdict, dict[str,
         return _verdict(State.CANNOT_TELL, summary, hint, _at(cluster, "NODES_...")), {}
     asked, together = quantity.pod_requests(spec), _together(job, role)
     chosen = [one for one in every if _chosen(spec, one)]
-    unclear = {one.fact: doubts for one in chosen if (doubts := _doubts(spec, one, together))}
-    rows = [f"{_at(cluster, one.fact)}: {_room(one, asked)} pods" for one in chosen]
+    unclear = {one.fact: doubts for one in chosen if (doubts := _doubts(spec, one, asked, together))}
+    counts = {one.fact: output.count(_room(one, asked), "pod") for one in chosen}
+    rows = [f"{_at(cluster, fact)}: {'at most ' if fact in unclear else ''}{pods}" for fact, pods in counts.items()]
     certain = _rooms([one for one in chosen if one.fact not in unclear], asked, together)
     shares = {zone: role.replicas / max(1, room) for zone, room in certain.items() if room >= role.replicas}
     if shares:
@@ -199,12 +201,12 @@ def _together(job: Workload, role: Role) -> bool:
     return found and sum(one.replicas for one in job.roles) > 1
 
 
-def _doubts(spec: Object, one: Machines, together: bool) -> list[str]:
+def _doubts(spec: Object, one: Machines, asked: Mapping[str, Decimal], together: bool) -> list[str]:
     """Return what is not known of machines and decides whether they take the pods."""
     zones = one.labels.get(ZONE, ())
-    unknown = _unknown(spec, one) | ({ZONE} if together and not zones else set())
+    unknown = _unknown(spec, one) | _unstated(one, asked) | ({ZONE} if together and not zones else set())
     several = [f"{one.fact} is in {len(zones)} zones"] if together and len(zones) > 1 else []
-    return [*(f"{one.fact} does not state {key}" for key in sorted(unknown)), *several]
+    return [*([f"{one.fact} does not state {', '.join(sorted(unknown))}"] if unknown else []), *several]
 
 
 def _rooms(some: list[Machines], asked: Mapping[str, Decimal], together: bool) -> dict[str, int]:
@@ -244,11 +246,16 @@ def _chosen(spec: Object, one: Machines) -> bool:
     return any(wants(known, {"metadata": {"name": "node", "labels": each}}) for each in labels)
 
 
+def _unstated(one: Machines, asked: Mapping[str, Decimal]) -> set[str]:
+    """Return what pods ask for, every node has, and of which the fact does not say how much."""
+    return {key for key in ("cpu", "memory") if asked.get(key) and key not in one.room}
+
+
 def _room(one: Machines, asked: Mapping[str, Decimal]) -> int:
-    """Return how many pods the machines take together, each with its own share."""
-    shares = [one.room.get(key, Decimal(0)) // value for key, value in asked.items() if value > 0
-              if key in one.room or "/" in key or key.startswith("hugepages-")]  # fmt: skip
-    return int(min(shares, default=Decimal(1))) * one.count
+    """Return how many pods the machines take together, each with its own share; the most where a fact lacks one."""
+    shares = [one.room.get(key, Decimal(0)) // value for key, value in {"pods": Decimal(1), **asked}.items()
+              if value > 0 and (key in one.room or "/" in key or key.startswith("hugepages-"))]  # fmt: skip
+    return int(min(shares, default=PODS if _unstated(one, asked) else Decimal(1))) * one.count
 
 
 def _claims(spec: Object) -> set[str]:
