@@ -270,10 +270,47 @@ def test_what_machines_do_not_state_is_unknown(amounts: str, state: str, said: s
     assert (found, said in summary) == (state, True), summary
 
 
-@pytest.mark.parametrize("line", ["MACHINES_1=two cpu=1", "MACHINES_1=2 cpu", "NODES_A=m5.large 2"])
-def test_a_fact_in_another_form_is_refused(line: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="not "):
-        machines.read(cluster(tmp_path, line))
+@pytest.mark.parametrize(
+    ("line", "message", "hint"),
+    [
+        ("MACHINES_1=", "nothing is not a number of nodes", "such as MACHINES_1=2"),
+        ("MACHINES_LAB=lab 4", "lab is not a number of nodes", "such as MACHINES_LAB=2"),
+        ("MACHINES_1=² cpu=1", "² is not a number of nodes", "such as"),
+        ("MACHINES_1=2 cpu", "cpu is not NAME=VALUE", "such as"),
+        ("MACHINES_1=2 cpu=1 with linux", "linux is not NAME=VALUE", "such as"),
+        ("MACHINES_1=2 cpu=1 cpu=2", "cpu is stated twice", None),
+        ("MACHINES_1=2 cpus=2 mem=8Gi", "cpus is not a resource of nodes", "did you mean cpu?"),
+        ("MACHINES_1=2 mem=8Gi", "mem is not a resource of nodes", "did you mean memory?"),
+        ("MACHINES_1=2 gpu=4", "gpu is not a resource of nodes", "did you mean nvidia.com/gpu?"),
+        ("MACHINES_1=2 xyz=4", "xyz is not a resource of nodes", "cpu, memory"),
+        ("MACHINES_1=2 memory=500GB", "memory=500GB is not an amount", "did you mean 500G?"),
+        ("MACHINES_1=2 memory=500gi", "memory=500gi is not an amount", "did you mean 500Gi?"),
+        ("MACHINES_1=2 memory=500MB", "memory=500MB is not an amount", "did you mean 500M?"),
+        ("MACHINES_1=2 memory=lots", "memory=lots is not an amount", None),
+        ("MACHINES_1=2 cpu=-62", "cpu=-62 is below 0", "did you mean 62?"),
+        ("MACHINES_1=2 cpu=1e40", "cpu=1e40 is more than", None),
+    ],
+)
+def test_a_fact_in_another_form_is_refused(line: str, message: str, hint: str | None, tmp_path: Path) -> None:
+    spec = cluster(tmp_path, line)
+    with pytest.raises(UserError) as caught:
+        machines.read(spec)
+    assert caught.value.message.startswith(f"{spec.source}:4: {line}: {message}")
+    assert caught.value.code == 2
+    assert (caught.value.hint or "").startswith(hint or "")
+    assert bool(caught.value.hint) == bool(hint)
+
+
+def test_a_node_has_any_device_huge_pages_and_labels_without_a_value(tmp_path: Path) -> None:
+    line = "MACHINES_1=2 hugepages-1Gi=0 pods=110 ephemeral-storage=1T lab.example/card=4 with lab.example/pool="
+    (found,) = machines.read(cluster(tmp_path, line))
+    assert sorted(found.room) == ["ephemeral-storage", "hugepages-1Gi", "lab.example/card", "pods"]
+    assert found.labels == {"lab.example/pool": ("",)}
+
+
+def test_a_group_in_another_form_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cluster\.env:4: 2 is not a range of nodes"):
+        cluster(tmp_path, "NODES_A=m5.large 2")
 
 
 def test_preflight_prints_the_comparison(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,27 +4,33 @@ Nodes of a known EC2 type are `NODES_P5=p5.48xlarge 2-2 us-west-2b` (tools/clust
 
     MACHINES_1=2 cpu=3920m memory=14162Mi nvidia.com/gpu=8 with kubernetes.io/arch=amd64
 
-with the number of nodes, what pods can use on each of them (allocatable), and their labels.
+with the number of nodes, what pods can use on each of them (allocatable), and their labels. What such a line
+does not state of cpu and memory is unknown; of devices and huge pages, the nodes have none.
 """
 
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from string import ascii_letters
 
 from tools.cluster.cluster_env import Fact
 from tools.cluster.nodes import INSTANCE_TYPE, ZONE_LABEL
 from tools.cluster.spec import NODES, NodeGroup, Spec
-from tools.core import UserError
-from tools.facts.instances import EFA, HYPERPOD_PREFIX, INSTANCES, Instance
+from tools.core import UserError, nearest
+from tools.facts.instances import EFA, HYPERPOD_PREFIX, INSTANCES, NEURON, NVIDIA, Instance
 from tools.kube import Object, selectors
-from tools.kube.quantity import amounts, extended, plain, quantity
+from tools.kube.quantity import UNITS, amount, amounts, extended, plain
 
 MACHINES = "MACHINES_"
 MIB = 2**20
 ARCHITECTURE = "kubernetes.io/arch"
 # The labels by which cells choose nodes.
 LABELS = (ARCHITECTURE, INSTANCE_TYPE, "nvidia.com/gpu.product")
+RESOURCES = ("cpu", "memory", "ephemeral-storage", "pods")  # besides devices and huge pages
+# Resources by the word for which somebody may write another, such as `gpu`.
+WORDS = {name.rpartition("/")[2]: name for name in (*RESOURCES, "hugepages-2Mi", NVIDIA, NEURON, EFA)}
+MOST = Decimal(2**63 - 1)  # that Kubernetes counts to
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ def instance(node: Object) -> Instance | None:
 
 def read(spec: Spec) -> list[Machines]:
     """Return the machines of a cluster.env. Raises UserError for a fact that is not in the form above."""
-    others = [_other(name, fact.value) for name, fact in spec.facts.items() if name.startswith(MACHINES)]
+    others = [_other(spec, name) for name in spec.facts if name.startswith(MACHINES)]
     return [*map(_of_group, spec.groups), *others]
 
 
@@ -99,17 +105,42 @@ def _of_group(group: NodeGroup) -> Machines:
     return Machines(group.fact, machine.name, group.most, room, labels)
 
 
-def _other(name: str, value: str) -> Machines:
+def _other(spec: Spec, name: str) -> Machines:
+    value, hint = spec.facts[name].value, f"such as {name}=2 cpu=3920m memory=14162Mi with {ARCHITECTURE}=amd64"
+    at = f"{spec.at(name)}: {name}={value}"
     amounts_, _, labels = value.partition(" with ")
-    count, *words = amounts_.split()
-    pairs = [word.partition("=") for word in words]
-    if not count.isdigit() or not all(equals for _, equals, _ in pairs):
-        hint = f"such as {name}=2 cpu=3920m memory=14162Mi with {ARCHITECTURE}=amd64"
-        raise UserError(f"{name}={value}: not COUNT RESOURCE=AMOUNT", hint)
-    room = {key: quantity(text) for key, _, text in pairs}
+    count, *words = amounts_.split() or [""]
+    if not re.fullmatch("[0-9]{1,6}", count):
+        raise UserError(f"{at}: {count or 'nothing'} is not a number of nodes", hint)
+    if lone := [word for word in [*words, *labels.split()] if "=" not in word]:
+        raise UserError(f"{at}: {lone[0]} is not NAME=VALUE", hint)
+    room: dict[str, Decimal] = {}
+    for key, _, text in (word.partition("=") for word in words):
+        if key in room:
+            raise UserError(f"{at}: {key} is stated twice")
+        room[key] = _amount(at, key, text)
     known = {key: (text,) for key, _, text in (word.partition("=") for word in labels.split())}
     title = " ".join(known.get(INSTANCE_TYPE, ())) or f"machine of {name}"
     return Machines(name, title, int(count), room, known, frozenset(LABELS) - set(known))
+
+
+def _amount(at: str, key: str, text: str) -> Decimal:
+    """Return the amount of a resource. Raises UserError for a name that no node has, and for a wrong amount."""
+    if key not in RESOURCES and not extended(key):
+        match = WORDS.get(nearest(key.lower(), WORDS) or "")
+        hint = f"did you mean {match}?" if match else f"{', '.join(RESOURCES)}, or a device such as {NVIDIA}"
+        raise UserError(f"{at}: {key or 'an empty name'} is not a resource of nodes", hint)
+    found = amount(text)
+    if found is None:
+        number, unit = text.rstrip(ascii_letters), text.lstrip("0123456789.").lower().removesuffix("b")
+        units = [one for one in UNITS if one != "m" and one.lower() == unit and amount(number)]
+        near = f"did you mean {number}{units[0]}?" if units else None
+        raise UserError(f"{at}: {key}={text} is not an amount such as 500m, 2 or 3Gi", near)
+    if found < 0:
+        raise UserError(f"{at}: {key}={text} is below 0", f"did you mean {text.removeprefix('-')}?")
+    if found > MOST:
+        raise UserError(f"{at}: {key}={text} is more than Kubernetes counts to")
+    return found
 
 
 def _devices(node: Object) -> tuple[str, ...]:
