@@ -236,6 +236,19 @@ def test_a_group_may_have_all_its_nodes_in_one_of_its_zones(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("zones", "state"), [(["a"], "CANNOT TELL"), (["a", "b"], "PASS"), (["a", "b", "c"], "PASS"), (["c"], "FAIL")]
+)
+def test_a_selector_may_leave_out_a_zone_of_a_group(zones: list[str], state: str, tmp_path: Path) -> None:
+    manifests = locate.rendered(CPU)
+    spec = manifests.jobs()[0]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    rule = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": [f"us-west-2{one}" for one in zones]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
+    spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    ((found, _),) = of_pods(tmp_path, "NODES_C=m5.2xlarge 2-2 us-west-2a,us-west-2b\n", manifests)
+    assert found == state
+
+
+@pytest.mark.parametrize(
     ("masters", "workers", "states"),
     [("a", "b", ["PASS", "PASS", "CANNOT TELL"]), ("a", "a", ["PASS", "PASS"])],
 )

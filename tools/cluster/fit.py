@@ -6,6 +6,7 @@ A fact that is not there is unknown, and `none` means that the cluster has nothi
 import itertools
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -205,7 +206,9 @@ def _doubts(spec: Object, one: Machines, asked: Mapping[str, Decimal], together:
     """Return what is not known of machines and decides whether they take the pods."""
     zones = one.labels.get(ZONE, ())
     unknown = _unknown(spec, one) | _unstated(one, asked) | ({ZONE} if together and not zones else set())
-    several = [f"{one.fact} is in {len(zones)} zones"] if together and len(zones) > 1 else []
+    within = [zone for zone in zones if _chosen(spec, replace(one, labels={**one.labels, ZONE: (zone,)}))]
+    matters = len(zones) > 1 and (together or len(within) < len(zones))
+    several = [f"{one.fact} is in {len(zones)} zones"] if matters else []
     return [*([f"{one.fact} does not state {', '.join(sorted(unknown))}"] if unknown else []), *several]
 
 
