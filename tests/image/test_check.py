@@ -105,6 +105,7 @@ def test_a_case_has_at_most_one_finding_and_a_second_fix_changes_nothing(case: d
     for name, text in {"train.py": "", **case.get("files", {}), "Dockerfile": case["dockerfile"]}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755 if text.startswith("#!") else 0o644)
     place = Target(tmp_path / "Dockerfile", tmp_path)
     machine = instance(case["machine"]) if "machine" in case else None
     every = verdicts(subject(place, machine=machine, driver=case.get("driver")))
@@ -343,6 +344,60 @@ def test_the_context_is_the_directory_with_the_sources(tmp_path: Path, capsys: p
     assert "context: " not in capsys.readouterr().out
     path.write_text("FROM python:3.12\nCOPY up.py /x/\nUSER 1000\n")
     assert invoke(["image", "check", str(path)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "state"),
+    [
+        ('COPY run.sh /run.sh\nCMD ["/run.sh"]', State.FAIL),
+        ("COPY run.sh /run.sh\nCMD /run.sh --lr 1", State.FAIL),
+        ("COPY run.sh /run.sh\nENTRYPOINT exec /run.sh", State.FAIL),
+        ('COPY --chmod=644 x.sh /run.sh\nCMD ["/run.sh"]', State.FAIL),
+        ('COPY run.sh /usr/local/bin/\nENTRYPOINT ["tini", "--", "run.sh"]', State.FAIL),
+        ('WORKDIR /app\nCOPY . .\nRUN pip install -e . && chmod +x /app/other\nCMD ["./run.sh"]', State.FAIL),
+        ('COPY run.sh /run.sh\nCOPY --from=a /venv /venv\nCMD ["/run.sh"]', State.FAIL),
+        ('COPY run.sh /run.sh\nRUN chown -R 1000 / && chmod -R a+rX /opt\nCMD ["/run.sh"]', State.FAIL),
+        ('COPY x.sh /run.sh\nCMD ["/run.sh"]', State.PASS),
+        ('COPY --chmod=0755 run.sh /run.sh\nCMD ["/run.sh"]', State.PASS),
+        ('COPY --chmod=+x run.sh /run.sh\nCMD ["/run.sh"]', State.PASS),
+        ('COPY run.sh /run.sh\nRUN apt-get update; chmod 755 /run.sh\nCMD ["/run.sh"]', State.PASS),
+        ('WORKDIR /app\nCOPY . .\nRUN chmod a+rx run.sh\nCMD ["./run.sh"]', State.PASS),
+        # These may change the mode, or it is not needed.
+        ('COPY --chmod=$MODE run.sh /run.sh\nCMD ["/run.sh"]', None),
+        ('COPY --chmod=go-w run.sh /run.sh\nCMD ["/run.sh"]', None),
+        ('COPY run.sh /run.sh\nRUN install -m 755 /run.sh /run.sh\nCMD ["/run.sh"]', None),
+        ('COPY run.sh /run.sh\nRUN chmod $MODE /run.sh\nCMD ["/run.sh"]', None),
+        ('COPY run.sh /app/run.sh\nRUN chmod -R a+x /app\nCMD ["/app/run.sh"]', None),
+        ('COPY run.sh /app/run.sh\nRUN cd /app && chmod +x *\nCMD ["/app/run.sh"]', None),
+        ('COPY run.sh /run.sh\nRUN ./setup.sh\nCMD ["/run.sh"]', None),
+        ('COPY run.sh /run.sh\nRUN python -c "import os; os.chmod(1)"\nCMD ["/run.sh"]', None),
+        ('COPY run.sh /run.sh\nRUN <<END python\nimport os\nEND\nCMD ["/run.sh"]', None),
+        ('COPY run.sh /run.sh\nCOPY --from=a / /\nCMD ["/run.sh"]', None),
+        ('COPY run.sh /run.sh\nCMD ["bash", "/run.sh"]', None),
+        ('COPY run.sh /opt/\nCMD ["run.sh"]', None),
+        ('CMD ["/run.sh"]', None),
+        ('COPY link.sh /run.sh\nCMD ["/run.sh"]', None),
+    ],
+)
+def test_a_first_script_needs_the_mode_to_execute_it(lines: str, state: State | None, tmp_path: Path) -> None:
+    """Of a base that is not known, an ENTRYPOINT may be a shell that only reads the script."""
+    for name, mode in (("run.sh", 0o644), ("x.sh", 0o755)):
+        (tmp_path / name).write_text("#!/bin/sh\nexec python train.py\n")
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "link.sh").symlink_to("run.sh")
+    said = by_rule(tmp_path, f"FROM python:3.12 AS a\nFROM python:3.12\n{lines}\n").get("executable", [])
+    assert states(said) == ([] if state is None else [state]), said
+    private = by_rule(tmp_path, f"FROM python:3.12 AS a\nFROM registry.example.com/team/a:1\n{lines}\n")
+    unknown = State.CANNOT_TELL if state is State.FAIL and "ENTRYPOINT" not in lines else state
+    assert states(private.get("executable", [])) == ([] if unknown is None else [unknown])
+
+
+def test_a_file_that_is_not_sent_is_not_the_script(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("#!/bin/sh\n")
+    lines = 'FROM python:3.12\nWORKDIR /app\nCOPY . .\nENTRYPOINT ["./run.sh"]\n'
+    assert states(by_rule(tmp_path, lines)["executable"]) == [State.FAIL]
+    (tmp_path / ".dockerignore").write_text("*.sh\n")
+    assert "executable" not in by_rule(tmp_path, lines)
 
 
 # One of each shape, in two parts, so that a scan of this repository does not find them.

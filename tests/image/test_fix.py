@@ -67,6 +67,7 @@ def test_a_repair_removes_its_finding_and_changes_one_line(path: Path) -> None:
         ("efa-kernel-module", "efa_installer.sh --skip-kmod -y"),
         ("apt-lists", "+    && rm -rf /var/lib/apt/lists/*"),
         ("conda-cache", "+    && conda clean -afy"),
+        ("script-not-executable", "+COPY --chmod=755 <<'END' /run.sh"),
         ("pip-cache", "+RUN pip install --no-cache-dir numpy==2.3.0"),
     ],
 )
@@ -117,6 +118,25 @@ def test_a_base_is_changed_in_its_argument_or_in_from(before: str, line: str, tm
     fixed = fix(Target(tmp_path / "Dockerfile", tmp_path))
     assert [one[1:] for one in fixed.diff.splitlines() if re.match(r"\+(?!\+)", one)] == [line]
     assert {one.details["rule"] for one in fixed.left} <= {"advisory"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("COPY run.sh /run.sh", "COPY --chmod=755 run.sh /run.sh"),
+        ("COPY --chown=1:1 --chmod=644 run.sh /run.sh", "COPY --chown=1:1 --chmod=755 run.sh /run.sh"),
+        ("COPY . /", None),
+        ("COPY run.sh other /", None),
+    ],
+)
+def test_only_a_line_that_copies_one_file_gets_the_mode(before: str, after: str | None, tmp_path: Path) -> None:
+    for name in ("run.sh", "other"):
+        (tmp_path / name).write_text("#!/bin/sh\nexec python train.py\n")
+    (tmp_path / "Dockerfile").write_text(f'FROM python:3.12\n{before}\nUSER 1000\nENTRYPOINT ["/run.sh"]\n')
+    fixed = fix(Target(tmp_path / "Dockerfile", tmp_path))
+    added = [line[1:] for line in fixed.diff.splitlines() if re.match(r"\+(?!\+)", line)]
+    assert added == ([after] if after else [])
+    assert [one.remedy for one in fixed.left] == ([] if after else ["RUN chmod 755 /run.sh, after this line"])
 
 
 def test_root_stays_for_the_commands_that_need_it(tmp_path: Path) -> None:

@@ -272,12 +272,22 @@ def _with_exec(words: list[str]) -> str | None:
     return json.dumps([*words[:at], text, *words[at + 1 :]], ensure_ascii=False)
 
 
+def executable(draft: Draft, verdict: Verdict) -> None:
+    """Give a COPY of one file a mode that lets it be executed."""
+    _, one = draft.instruction(verdict)
+    if not (verdict.remedy or "").startswith(one.name):
+        raise Unsafe("the line also copies other files")
+    old, new = (r"--chmod=\S+", "--chmod=755") if one.flag("chmod") else (r"^(\s*\w+)", r"\1 --chmod=755")
+    draft.swap(old, new, one.line)
+
+
 REPAIRS: dict[str, Repair] = {
     "torch-cuda": base,
     "torchvision": torchvision,
     "torchaudio": torchaudio,
     "DL3025": first_process,
     "signals": first_process,
+    "executable": executable,
     "caches": caches,
     "pins": pins,
     "efa": kernel_module,

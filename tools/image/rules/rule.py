@@ -51,7 +51,7 @@ class Subject:
         return next((pair for pair in reversed(pairs) if pair[1].exact), pairs[-1] if pairs else None)
 
 
-rule = Rules("image", "runtime", "hadolint", "layers", "secrets", "versions", "efa", "origin")
+rule = Rules("image", "runtime", "program", "hadolint", "layers", "secrets", "versions", "efa", "origin")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from tools.core import Verdict, bad, doubtful, good, tables, unclear
@@ -27,6 +28,15 @@ ASKS_ARCHITECTURE, OWN_USER = _PATTERNS["asks for the architecture"], _PATTERNS[
 ROOT = frozenset({"root", "0"})
 QUOTED = re.compile(r"(?<!\\)\"(?:[^\"\\]|\\.)*\"|'[^']*'")
 ONLY_EXEC = re.compile(r"exec\s+[^\s|&;][^|&;]*$")
+
+
+@dataclass(frozen=True)
+class Made:
+    """A file of the image: the COPY or ADD that makes it, its path there, its text or the file of the context."""
+
+    instruction: Instruction
+    path: PurePosixPath
+    content: str | Path
 
 
 @rule("user")
@@ -56,7 +66,7 @@ def signals(subject: Subject) -> Iterator[Verdict]:
     stop = final.last("STOPSIGNAL")
     if stop and stop.value.strip().upper() in ("SIGKILL", "KILL", "9"):
         yield doubtful(at(subject, stop), "SIGKILL leaves no time for a checkpoint", "STOPSIGNAL SIGTERM")
-    started = _started(final)
+    started = started_by(final)
     if started and started[0].words is None:
         if started[0] not in shell_forms(final):
             yield good(at(subject, started[0]), "the shell is replaced by exec")
@@ -67,11 +77,11 @@ def signals(subject: Subject) -> Iterator[Verdict]:
 
 def shell_forms(final: Stage) -> list[Instruction]:
     """Return the started instructions in shell form, except an `exec`, which replaces the shell."""
-    found = [one for one in _started(final) if one.words is None]
+    found = [one for one in started_by(final) if one.words is None]
     return [one for one in found if (one.name == "CMD" and final.last("ENTRYPOINT")) or not ONLY_EXEC.match(one.value)]
 
 
-def _started(final: Stage) -> list[Instruction]:
+def started_by(final: Stage) -> list[Instruction]:
     """Return the ENTRYPOINT and CMD that the container starts. An ENTRYPOINT in shell form drops the CMD."""
     entrypoint, command = final.last("ENTRYPOINT"), None
     for stage in reversed(final.lineage()):
@@ -191,6 +201,18 @@ def _follow(subject: Subject, words: list[str]) -> tuple[Outcome, str]:
 
 def written(subject: Subject, name: str) -> str | None:
     """Return the text of a file of the image that a COPY or ADD of the context or a heredoc made."""
+    found = made(subject, name)
+    if found is None:
+        return None
+    if isinstance(found.content, str):
+        return found.content
+    with contextlib.suppress(OSError):
+        return read_bounded(found.content, LARGEST_SCRIPT, follow=True).decode(errors="replace")
+    return None
+
+
+def made(subject: Subject, name: str) -> Made | None:
+    """Return the file `name` of the image that a COPY or ADD of the context or a heredoc made, or None."""
     directory, copies = PurePosixPath("/"), []
     for one in subject.dockerfile.final.layers():
         if one.name == "WORKDIR":
@@ -198,31 +220,29 @@ def written(subject: Subject, name: str) -> str | None:
         elif one.name in ("COPY", "ADD") and one.flag("from") is None:
             copies.append((one, directory))
     wanted = PurePosixPath(os.path.normpath(directory / name)) if "/" in name else PurePosixPath(name)
-    texts = [_copied(subject.context, one, place, wanted) for one, place in copies]
-    return next((text for text in reversed(texts) if text is not None), None)
+    found = (_copied(subject.context, one, place, wanted) for one, place in reversed(copies))
+    return next((one for one in found if one is not None), None)
 
 
-def _copied(context: Path, one: Instruction, place: PurePosixPath, wanted: PurePosixPath) -> str | None:
-    """Return the text of the file `wanted` (a path, or a program's bare name) if this COPY makes it."""
+def _copied(context: Path, one: Instruction, place: PurePosixPath, wanted: PurePosixPath) -> Made | None:
+    """Return the file `wanted` (a path, or a program's bare name) if this COPY makes it."""
     words = one.words or one.value.split()
     if len(words) < 2:
         return None
     goal = PurePosixPath(os.path.normpath(place / words[-1].strip("\"'")))
     marks = [word.strip("<-\"'") for word in words[:-1] if word.startswith("<<")]
-    made: list[tuple[str, str | Path]] = [*zip(marks, one.heredocs, strict=False)]  # name of a file, content
+    sources: list[tuple[str, str | Path]] = [*zip(marks, one.heredocs, strict=False)]  # name of a file, content
     for source in words[:-1]:
         if source.startswith("<<") or ".." in source or unresolved(source):
             continue
         for path in matching(context, source.strip("/")) if source.strip("./") else [context]:
             below = wanted.relative_to(goal) if wanted.is_relative_to(goal) else PurePosixPath(wanted.name)
-            made.append((str(below), path / below) if path.is_dir() else (path.name, path))
-    for name, content in made:
-        if wanted in (goal, goal / name) or ("/" not in str(wanted) and wanted.name in (name, goal.name)):
-            if isinstance(content, str):
-                return content
-            if content.is_file():
-                with contextlib.suppress(OSError):
-                    return read_bounded(content, LARGEST_SCRIPT, follow=True).decode(errors="replace")
+            sources.append((str(below), path / below) if path.is_dir() else (path.name, path))
+    for name, content in sources:
+        named = wanted in (goal, goal / name) or ("/" not in str(wanted) and wanted.name in (name, goal.name))
+        if named and (isinstance(content, str) or content.is_file()):
+            bare = goal if wanted.name == goal.name else goal / name
+            return Made(one, wanted if wanted.is_absolute() else bare, content)
     return None
 
 

@@ -1,0 +1,100 @@
+"""The rule on the program that the image starts: it can be executed."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from tools.core import Verdict, bad, good, tables, unclear
+from tools.image.dockerfile.packages import PYTHON
+from tools.image.dockerfile.parse import Instruction, Stage, unresolved
+from tools.image.dockerfile.shell_script import commands, program, script
+from tools.image.rules.layers import PUBLIC
+from tools.image.rules.rule import Subject, at, rule
+from tools.image.rules.runtime import Made, made, started_by
+from tools.simulator.prefixes import behind_prefixes
+
+KEEP_MODES = frozenset(tables.load("image/tables.yaml")["programs that keep modes"])
+OCTAL = re.compile(r"[0-7]{3,4}")
+EXECUTABLE = re.compile(r"[0-7]?(?=[0-7]*[1357])[0-7]{3}|[ugoa]*[+=][rwst]*[xX][\w,+=-]*")
+ON_PATH = frozenset({"/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"})
+
+
+@rule("executable")
+def executable(subject: Subject) -> Iterator[Verdict]:
+    final = subject.dockerfile.final
+    name = _first_program(final)
+    found = made(subject, name) if name else None
+    if found is None or ("/" not in name and str(found.path.parent) not in ON_PATH):
+        return
+    place, file, can = at(subject, found.instruction), found.path.name, _executable(subject, found)
+    if can:
+        yield good(place, f"{file} is executable")
+    elif can is False and final.last("ENTRYPOINT") is None and not PUBLIC.match(final.image):
+        text = f"{file} is not executable, and whether an ENTRYPOINT of the base reads it is unknown"
+        yield unclear(place, text, _remedy(subject, found))
+    elif can is False:
+        yield bad(place, f"{file} is not executable: the start ends in `permission denied`", _remedy(subject, found))
+
+
+def _first_program(final: Stage) -> str:
+    """Return the program that the container starts, behind prefixes such as `tini --`; empty if unknown."""
+    started = started_by(final)
+    if started and started[0].words is None:
+        parts = list(commands(started[0].value))
+        return parts[0][0] if len(parts) == 1 else ""
+    words, _, _ = behind_prefixes([word for one in started for word in one.words or []], {})
+    return words[0] if words else ""
+
+
+def _remedy(subject: Subject, found: Made) -> str:
+    one = found.instruction
+    words = one.words or one.value.split()
+    if len(words) == 2 and (one.heredocs or (subject.context / words[0].lstrip("/")).is_file()):
+        return f"{one.name} --chmod=755 " + re.sub(r"--chmod=\S+\s*", "", one.raw)
+    return f"RUN chmod 755 {found.path}, after this line"
+
+
+def _executable(subject: Subject, found: Made) -> bool | None:
+    """Return whether a file can be executed; None if the Dockerfile and the context do not say it."""
+    result = _copied_mode(subject, found)
+    for one in subject.dockerfile.final.layers():
+        if one.order > found.instruction.order and result is not True:
+            changed = _changes(one, found.path)
+            result = result if changed is False else changed
+    return result
+
+
+def _copied_mode(subject: Subject, found: Made) -> bool | None:
+    """Return whether the file can be executed when it is copied. A heredoc has the mode 0644."""
+    mode, content = found.instruction.flag("chmod"), found.content
+    if mode is not None:
+        return bool(EXECUTABLE.fullmatch(mode)) or (False if OCTAL.fullmatch(mode) else None)
+    if isinstance(content, str):
+        return False
+    if content.is_symlink() or subject.ignore.excludes(os.path.relpath(content, subject.context)):
+        return None
+    return bool(content.stat().st_mode & 0o111)
+
+
+def _changes(one: Instruction, path: PurePosixPath) -> bool | None:
+    """Return whether an instruction makes a file executable; None if it may."""
+    if one.name == "ADD" or one.flag("from"):
+        target = (one.words or one.value.split() or ["$"])[-1]
+        beside = target.startswith("/") and not unresolved(target) and not path.is_relative_to(target)
+        return False if beside else None
+    found = [_sets(words, path) for words in commands(script(one))] if one.name == "RUN" else []
+    unread = one.name == "RUN" and not found  # the heredoc of another program than a shell
+    return True if True in found else None if unread or None in found else False
+
+
+def _sets(words: list[str], path: PurePosixPath) -> bool | None:
+    """Return whether a command makes a file executable; None if it may."""
+    name = words[2] if PYTHON.fullmatch(program(words)) and words[1:2] == ["-m"] and words[2:] else program(words)
+    if name != "chmod":
+        return False if name in KEEP_MODES else None
+    mode, *files = [word for word in words[1:] if not word.startswith("-")] or [""]
+    if EXECUTABLE.fullmatch(mode) and path.name in {PurePosixPath(file).name for file in files}:
+        return True
+    beside = (re.fullmatch(r"/[\w./-]*", file) and not path.is_relative_to(os.path.normpath(file)) for file in files)
+    return False if files and all(beside) else None
