@@ -392,6 +392,49 @@ def test_a_first_script_needs_the_mode_to_execute_it(lines: str, state: State | 
     assert states(private.get("executable", [])) == ([] if unknown is None else [unknown])
 
 
+ALPINE = "FROM alpine:3.20.3@sha256:" + "a" * 64
+TORCHRUN = 'ENTRYPOINT ["torchrun", "train.py"]'
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("FROM scratch", State.FAIL),
+        (f"FROM scratch AS a\nFROM a\n{TORCHRUN}", State.FAIL),
+        (f"{ALPINE}\n{TORCHRUN}", State.FAIL),
+        (f"{ALPINE}\nRUN apk add --no-cache bash && adduser -D trainer\n{TORCHRUN}", State.FAIL),
+        (f"{ALPINE}\nCOPY train.py /app/\n{TORCHRUN}", State.FAIL),
+        ('FROM docker.io/library/ubuntu:24.04\nCMD ["python3", "train.py"]', State.FAIL),
+        ("FROM debian:12\nCMD exec torchrun train.py", State.FAIL),
+        (f"FROM python:3.12\n{TORCHRUN}", State.FAIL),
+        ('FROM nvidia/cuda:12.8.1-runtime-ubuntu24.04\nENTRYPOINT ["tini", "--", "accelerate", "launch"]', State.FAIL),
+        (ALPINE, State.CANNOT_TELL),
+        (f'{ALPINE}\nENTRYPOINT ["/volume/bin/torchrun"]', State.CANNOT_TELL),
+        # Each of these may bring torch.
+        (f"{ALPINE}\nENV PATH=/volume/bin:$PATH\nRUN true\n{TORCHRUN}", None),
+        (f"{ALPINE}\nRUN apk add py3-torch\n{TORCHRUN}", None),
+        (f"FROM ubuntu:24.04\nRUN apt-get install -y $PACKAGES\n{TORCHRUN}", None),
+        (f"FROM python:3.12\nRUN pip install torch==2.11.0\n{TORCHRUN}", None),
+        (f"FROM ubuntu:24.04\nRUN ./install.sh\n{TORCHRUN}", None),
+        (f"FROM ubuntu:24.04\nRUN <<END python\nimport os\nEND\n{TORCHRUN}", None),
+        (f"FROM ubuntu:24.04\nCOPY . /app\n{TORCHRUN}", None),
+        (f"FROM ubuntu:24.04\nCOPY torch.whl /app/\n{TORCHRUN}", None),
+        (f"FROM python:3.12 AS a\nFROM ubuntu:24.04\nCOPY --from=a /venv /venv\n{TORCHRUN}", None),
+        ("FROM ubuntu:24.04\nADD https://a.example/root.tar /\nCMD train", None),
+        ("FROM scratch\nADD root.tar /", None),
+        (f"FROM ubuntu:24.04 AS a\nRUN pip install torch\nFROM a\n{TORCHRUN}", None),
+        (f"FROM registry.example.com/team/alpine:1\n{TORCHRUN}", None),
+        (f"FROM pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime\n{TORCHRUN}", None),
+        ('FROM python:3.12\nCMD ["python", "/volume/train.py"]', None),
+    ],
+)
+def test_an_image_in_which_nothing_can_train_does_not_pass(text: str, state: State | None, tmp_path: Path) -> None:
+    for name in ("train.py", "torch.whl"):
+        (tmp_path / name).write_text("")
+    said = by_rule(tmp_path, f"{text}\nUSER 1000:1000\n").get("torch", [])
+    assert states(said) == ([] if state is None else [state]), said
+
+
 def test_a_file_that_is_not_sent_is_not_the_script(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("#!/bin/sh\n")
     lines = 'FROM python:3.12\nWORKDIR /app\nCOPY . .\nENTRYPOINT ["./run.sh"]\n'

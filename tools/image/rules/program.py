@@ -1,4 +1,4 @@
-"""The rule on the program that the image starts: it can be executed."""
+"""Rules on the program that the image starts: it is in the image, and can be executed."""
 
 import os
 import re
@@ -14,9 +14,15 @@ from tools.image.rules.rule import Subject, at, rule
 from tools.image.rules.runtime import Made, made, started_by
 from tools.simulator.prefixes import behind_prefixes
 
-KEEP_MODES = frozenset(tables.load("image/tables.yaml")["programs that keep modes"])
 OCTAL = re.compile(r"[0-7]{3,4}")
 EXECUTABLE = re.compile(r"[0-7]?(?=[0-7]*[1357])[0-7]{3}|[ugoa]*[+=][rwst]*[xX][\w,+=-]*")
+_PATTERNS = tables.patterns("image/patterns.yaml")
+NO_TORCH, NO_PYTHON = _PATTERNS["base without torch"], _PATTERNS["base without Python"]
+SYSTEM = frozenset({"apk", "apt", "apt-get", "dnf", "microdnf", "yum"})
+ARRANGE = frozenset(tables.load("image/tables.yaml")["programs that add no other"])
+KEEP_MODES = ARRANGE | SYSTEM | frozenset(tables.load("image/tables.yaml")["installers"])
+LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed"})  # they come with torch, or with a package on it
+TEXT = re.compile(r".*\.(?:cfg|ini|json|md|py|sh|toml|txt|ya?ml)")
 ON_PATH = frozenset({"/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"})
 
 
@@ -35,6 +41,41 @@ def executable(subject: Subject) -> Iterator[Verdict]:
         yield unclear(place, text, _remedy(subject, found))
     elif can is False:
         yield bad(place, f"{file} is not executable: the start ends in `permission denied`", _remedy(subject, found))
+
+
+@rule("torch")
+def torch(subject: Subject) -> Iterator[Verdict]:
+    final = subject.dockerfile.final
+    base, place = final.image.partition("@")[0], at(subject, final)
+    added = [one for one in final.layers() if one.name in ("RUN", "COPY", "ADD")]
+    if not NO_TORCH.match(final.image) or any(_may_bring(subject, one) for one in added):
+        return
+    name, bare = _first_program(final), NO_PYTHON.match(final.image)
+    absent = (name in LAUNCHERS or (bare and PYTHON.fullmatch(name))) and made(subject, name) is None
+    if base == "scratch" and not added:
+        yield bad(place, "the image is empty: no program can start", "COPY --from=<stage>, or a base with torch")
+    elif absent and "PATH" not in final.environment:
+        yield bad(place, f"{name} is not in {base}, and nothing installs it", "a base with torch, or pip install torch")
+    elif bare and not added:
+        text = f"{base} has no torch, and nothing is installed: only a volume could bring it"
+        yield unclear(place, text, "a base with torch, or pip install torch")
+
+
+def _may_bring(subject: Subject, one: Instruction) -> bool:
+    """Return whether an instruction may bring torch, Python or a launcher."""
+    if one.name == "RUN":
+        found = list(commands(script(one)))
+        return not found or any(_may_install(words) for words in found)
+    words = one.words or one.value.split()
+    texts = (TEXT.fullmatch(word) and (subject.context / word.lstrip("/")).is_file() for word in words[:-1])
+    return one.flag("from") is not None or not all(texts)
+
+
+def _may_install(words: list[str]) -> bool:
+    """Return whether a command may install one of them. Without pip, a package manager needs their names."""
+    if program(words) in SYSTEM:
+        return any(re.search(r"[$/*]|py|torch", word) for word in words[1:])
+    return program(words) not in ARRANGE | {"chmod"}
 
 
 def _first_program(final: Stage) -> str:

@@ -1,5 +1,5 @@
 # warns: base@3
 ARG TAG=latest
-FROM ubuntu:${TAG}
+FROM python:${TAG}
 USER 1000:1000
 ENTRYPOINT ["python", "-m", "train"]
