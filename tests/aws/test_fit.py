@@ -302,6 +302,7 @@ def test_what_machines_do_not_state_is_unknown(amounts: str, state: str, said: s
         ("MACHINES_1=2 memory=lots", "memory=lots is not an amount", None),
         ("MACHINES_1=2 cpu=-62", "cpu=-62 is below 0", "did you mean 62?"),
         ("MACHINES_1=2 cpu=1e40", "cpu=1e40 is more than", None),
+        ("MACHINES_1=2 cpu=1e9999999", "cpu=1e9999999 is not an amount", None),
     ],
 )
 def test_a_fact_in_another_form_is_refused(line: str, message: str, hint: str | None, tmp_path: Path) -> None:

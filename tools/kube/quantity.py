@@ -20,7 +20,7 @@ UNITS = {
 
 def quantity(text: str) -> Decimal:
     """Return a Kubernetes quantity as a number. Raises UserError if it is not valid."""
-    match = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]{0,2})", str(text).strip())
+    match = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]{1,2})?)([a-zA-Z]{0,2})", str(text).strip())
     try:
         if match and match[2] in UNITS:
             return Decimal(match[1]) * UNITS[match[2]]
