@@ -36,6 +36,7 @@ def test_a_directory_with_archives_arrives_with_digests(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "claim/text/corpus"
     (source / "parts").mkdir(parents=True)
     (source / "one.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
+    (source / "one.ndjson.gz").write_bytes(gzip.compress(b'{"text": "b"}\n'))
     (source / "parts/two.txt.gz").write_bytes(gzip.compress(b"two"))
     (source / ".hidden").write_text("no")
     (source / "link").symlink_to("/etc/passwd")
@@ -44,6 +45,7 @@ def test_a_directory_with_archives_arrives_with_digests(tmp_path: Path) -> None:
     assert code == 0, said
     assert tree(target) == {
         "one.jsonl.gz": (source / "one.jsonl.gz").read_bytes(),
+        "one.ndjson.gz": (source / "one.ndjson.gz").read_bytes(),
         "parts/two.txt": b"two",
         "parts/deep/three.txt": b"three",
         "parts/four.txt": b"four",
@@ -52,7 +54,7 @@ def test_a_directory_with_archives_arrives_with_digests(tmp_path: Path) -> None:
     assert {name: hashlib.sha256(data).hexdigest() for name, data in tree(target).items()} == {
         name: entry["sha256"] for name, entry in listed.items()
     }
-    assert answer["files"] == 4
+    assert answer["files"] == 5
     assert "2 hidden files, links and special files are left out" in said
     assert os.listdir(target.parent) == ["corpus"], "nothing is left beside it"
 

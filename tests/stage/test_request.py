@@ -22,6 +22,7 @@ PLACES = {
     "s3://neuron-s3/a/bert_hdf5_seqlen128.tar": "trainyard:text/bert_hdf5_seqlen128",
     "s3://corpus": "trainyard:text/corpus",
     "https://host/part-{00..07}.jsonl.gz": "trainyard:text/part",
+    "s3://corpus/chats.ndjson.gz": "trainyard:text/chats",
     "other:models/x": "trainyard:text/x",
 }
 

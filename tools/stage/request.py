@@ -20,7 +20,7 @@ _FORMS = {
 }
 REMOTE = tuple(_FORMS)
 _PATH = re.compile(r"\w[\w.+-]{0,127}(/\w[\w.+-]{0,127}){0,15}")
-_PACKED = re.compile(r"(\.(tar|tgz|tzst|txz|zip|gz|zst|bz2|xz|jsonl|json|parquet|csv|tsv|txt|hdf5|h5)){1,4}$")
+_PACKED = re.compile(r"(\.(tar|tgz|tzst|txz|zip|gz|zst|bz2|xz|jsonl|ndjson|json|parquet|csv|tsv|txt|hdf5|h5)){1,4}$")
 _MODEL = re.compile(r"hf://[\w.-]+/([\w.-]+?)(@[^/]+)?")
 
 

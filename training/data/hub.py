@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from training.data.errors import DataError, reason
-from training.data.readers import is_rows
+from training.data.readers import ROWS, is_rows
 from training.data.retries import Retries, describe
 from training.run.files import read_bounded
 
@@ -70,10 +70,7 @@ def files_of_split(part: str, name: str, commit: str, split: str = "train") -> l
         raise DataError(f"data source {part}: no split '{split}' (there: {', '.join(splits) or 'none'})")
     paths = sorted(str(file).partition(f"@{commit}/")[2] for file in splits[split])
     if others := [path for path in paths if not is_rows(PurePosixPath(path))]:
-        raise DataError(
-            f"data source {part}: {others[0]} cannot be read as rows; "
-            "supported are .jsonl, .jsonl.gz, .json.gz and .parquet"
-        )
+        raise DataError(f"data source {part}: {others[0]} cannot be read as rows; supported are {ROWS}")
     return paths
 
 

@@ -14,9 +14,11 @@ from typing import IO, Any, Literal, NamedTuple, Protocol
 
 from training.data.errors import DataError, nearest, reason
 
-_JSON_LINES = (".jsonl",)
-_JSON_LINES_GZIP = (".jsonl.gz", ".json.gz")
+_JSON_LINES = (".jsonl", ".ndjson")
+JSON_LINES_GZIP = (".jsonl.gz", ".ndjson.gz", ".json.gz")
 _PARQUET = (".parquet",)
+_ROWS = _JSON_LINES + JSON_LINES_GZIP + _PARQUET
+ROWS = f"{', '.join(_ROWS[:-1])} and {_ROWS[-1]}"  # the same in words
 OTHER_TABLES = (".json", ".csv", ".tsv", ".arrow")  # not read as rows
 _SHOWN_FIELDS = 8
 _KINDS: dict[type, str] = {
@@ -62,7 +64,7 @@ class Document(NamedTuple):
 
 def is_rows(path: Named) -> bool:
     """Return whether the file holds one document per row, by its name."""
-    return path.name.lower().endswith(_JSON_LINES + _JSON_LINES_GZIP + _PARQUET)
+    return path.name.lower().endswith(_ROWS)
 
 
 def is_parquet(path: Place) -> bool:
@@ -185,7 +187,7 @@ def json_lines(path: Place) -> Iterator[tuple[str, bytes]]:
 
 
 def _lines_in(path: Place, file: IO[bytes]) -> AbstractContextManager[IO[bytes] | gzip.GzipFile]:
-    zipped = path.name.lower().endswith(_JSON_LINES_GZIP)
+    zipped = path.name.lower().endswith(JSON_LINES_GZIP)
     return gzip.GzipFile(fileobj=file, mode="rb") if zipped else contextlib.nullcontext(file)
 
 

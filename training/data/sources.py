@@ -1,7 +1,7 @@
 """Sources of documents: the files that a `data.source` stands for, and the documents in them.
 
-The name of a file gives its kind: `.jsonl`, `.jsonl.gz`, `.json.gz` (JSON lines) and `.parquet` hold one
-document per row, in `text_field`; every other file is UTF-8 text. A source may have several lines: paths,
+The name of a file gives its kind: `.jsonl`, `.ndjson`, these with `.gz`, `.json.gz` (JSON lines) and `.parquet`
+hold one document per row, in `text_field`; every other file is UTF-8 text. A source may have several lines: paths,
 globs, URLs with ranges, files of the hub (`training.data.remote_files`).
 """
 

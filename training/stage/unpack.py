@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from training.data.errors import DataError, reason
+from training.data.readers import JSON_LINES_GZIP
 from training.data.retries import Stopped
 from training.stage.item import safe_name
 
@@ -34,7 +35,6 @@ _TAR = {
     ".tar.xz": "xz", ".txz": "xz",
 }  # fmt: skip
 _ONE = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
-_READ_PACKED = (".jsonl.gz", ".json.gz")  # the trainer reads these as they are
 _OPENERS: dict[str, Any] = {"": open, "gz": gzip.open, "bz2": bz2.open, "xz": lzma.open}
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
 
@@ -42,9 +42,9 @@ Files = dict[str, tuple[int, str]]
 
 
 def is_packed(name: str) -> bool:
-    """Return whether a file of this name is unpacked."""
+    """Return whether a file of this name is unpacked. The trainer reads packed JSON lines as they are."""
     lower = name.lower()
-    return not lower.endswith(_READ_PACKED) and lower.endswith((*_TAR, *_ONE, ".zip"))
+    return not lower.endswith(JSON_LINES_GZIP) and lower.endswith((*_TAR, *_ONE, ".zip"))
 
 
 def unpack(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -365,6 +366,23 @@ def test_files_beside_rows_are_not_examples(prepared: Prepared, tmp_path: Path) 
         match=r"rows\.arrow: cannot be read as rows; convert it to \.jsonl, \.json, \.csv or \.parquet",
     ):
         prepared(tmp_path / "set")
+
+
+def test_ndjson_is_json_lines_and_rows_of_another_name_are_refused(prepared: Prepared, tmp_path: Path) -> None:
+    """As text, the braces and the user's turns would be learned too."""
+    lines = "".join(json.dumps(row) + "\n" for row in GOOD)
+    expected = texts(prepared(GOOD))
+    (tmp_path / "chats.ndjson").write_text(lines)
+    (tmp_path / "chats.ndjson.gz").write_bytes(gzip.compress(lines.encode()))
+    for name in ("chats.ndjson", "chats.ndjson.gz"):
+        assert texts(prepared(tmp_path / name)) == expected
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "chats.txt").write_text(f"\n {lines}")
+    for source in (tmp_path / "set", tmp_path / "set" / "chats.txt"):
+        with pytest.raises(DataError, match=r"chats\.txt: looks like rows of JSON; name it \.jsonl"):
+            prepared(source)
+    (tmp_path / "set" / "chats.txt").write_text("{ a brace }\n\n" + "\n\n".join(say(400, n) for n in range(4)))
+    assert texts(prepared(tmp_path / "set" / "chats.txt", overlong="split"))
 
 
 def test_equal_rows_are_in_the_same_split(prepared: Prepared) -> None:

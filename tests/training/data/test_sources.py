@@ -108,7 +108,9 @@ def test_byte_order_marks_are_not_text(tmp_path: Path) -> None:
 ROWS = ["first", "second\nline", "drittes ☃"]
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.json.gz", "rows.parquet"])
+@pytest.mark.parametrize(
+    "name", ["rows.jsonl", "rows.ndjson", "rows.jsonl.gz", "rows.ndjson.gz", "rows.json.gz", "rows.parquet"]
+)
 def test_rows_are_documents(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     if name.endswith(".parquet"):

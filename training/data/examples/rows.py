@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from training.data.examples.formats import BadRow
 from training.data.examples.tables import Row, is_table, json_row, table_rows
 from training.data.readers import (
     OTHER_TABLES,
+    Place,
     is_parquet,
     is_rows,
     json_lines,
@@ -28,6 +30,7 @@ _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[\w.-]+)(?::(?P<split
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _SLICE = re.compile(r"(?P<split>[^\[]+)\[(?P<first>\d{0,12}):(?P<end>\d{0,12})\]")
 _WANTED = "messages, or prompt and completion, or text"
+_UNNAMED_ROWS = "looks like rows of JSON; name it .jsonl"
 
 
 @dataclass(frozen=True)
@@ -93,14 +96,30 @@ def _file_rows(source: Source) -> Iterator[Row | BadRow]:
             yield from table_rows(file.path, _WANTED)
         elif source.single:
             for number, piece in enumerate(pieces_of(file.path), start=1):
+                if number == 1 and _begins_with_a_row(piece.text):
+                    raise DataError(f"{file.path}: {_UNNAMED_ROWS}")
                 yield Row(f"{file.path}, piece {number}", {source.text_field: piece.text})
         else:
-            document = read_file_as_document(file.path)
-            yield (
-                BadRow(f"{file.path}: not UTF-8 text")
-                if document is None
-                else Row(str(file.path), {source.text_field: document.text})
-            )
+            yield _text_row(file.path, source.text_field)
+
+
+def _text_row(path: Place, text_field: str) -> Row | BadRow:
+    """Return a file of text as one row, or why it is none."""
+    document = read_file_as_document(path)
+    if document is None:
+        return BadRow(f"{path}: not UTF-8 text")
+    if _begins_with_a_row(document.text):
+        return BadRow(f"{path}: {_UNNAMED_ROWS}")
+    return Row(str(path), {text_field: document.text})
+
+
+def _begins_with_a_row(text: str) -> bool:
+    """Return whether the first line that is not blank is a JSON object: as text, roles and braces would be learned."""
+    line = text.lstrip().partition("\n")[0]
+    try:
+        return line.startswith("{") and isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _hub(source: str, name: str, revision: str, split: str) -> Rows:

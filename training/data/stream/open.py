@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from training.data.errors import DataError
 from training.data.index import TOKENIZER, read_index
 from training.data.prepare_tokens import prepare_tokens
-from training.data.readers import Place, is_rows
+from training.data.readers import ROWS, Place, is_rows
 from training.data.sources import open_source
 from training.data.stream.feed import StreamFeed, lanes_for
 from training.data.stream.lanes import Plan
@@ -66,7 +66,7 @@ def _files(config: Config) -> tuple[Place, ...]:
     for place in files:
         if not is_rows(place):
             raise DataError(
-                f"data source {place}: a stream reads .jsonl, .jsonl.gz, .json.gz and .parquet files; "
+                f"data source {place}: a stream reads {ROWS} files; "
                 "leave out data.stream to have other files prepared first"
             )
     return files
