@@ -114,6 +114,13 @@ def messages(example: Example) -> list[tuple[str, str]]:
          [("user", "a"), ("assistant", "b")]),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, Shape("text", None, {"completion": "chosen"}),
          "prompt-completion", []),
+        ({"messages": None, "prompt": "a", "completion": "b"}, SHAPE, "prompt-completion", []),
+        ({"prompt": "a", "completion": "b", "chosen": None, "rejected": None, "label": None}, SHAPE,
+         "prompt-completion", []),
+        ({"instruction": "a", "output": "b", "text": None, "messages": None}, SHAPE, "alpaca",
+         [("user", "a"), ("assistant", "b")]),
+        ({"conversations": None, "text": "t1"}, SHAPE, "text", []),
+        ({"prompt": "a", "completion": None, "text": "t1"}, SHAPE, "text", []),
     ],
 )  # fmt: skip
 def test_a_row_is_read_in_the_format_that_its_fields_show(
@@ -134,6 +141,7 @@ def test_a_row_is_read_in_the_format_that_its_fields_show(
         ({"chosen": [], "rejected": []}, SHAPE, "data.columns: {messages: chosen}"),
         ({"conversations": [], "chosen": {"from": "gpt"}, "rejected": {}}, SHAPE, "fine-tuning learns one answer"),
         ({"prompt": "a", "completion": "b", "label": False}, SHAPE, "is for KTO"),
+        ({"prompt": "a", "chosen": "b", "rejected": None}, SHAPE, "is for DPO or a reward model"),
     ],
 )  # fmt: skip
 def test_rows_that_would_teach_something_else_end_the_preparation(row: dict[str, Any], shape: Shape, why: str) -> None:
@@ -156,6 +164,9 @@ for _ in range(70):
         ({"instruction": "a", "response": "b"}, SHAPE, "has an instruction, but no field 'output'"),
         ({"instruction": "a", "output": "b", "history": ["c"]}, SHAPE, "not a list of pairs"),
         ({"conversations": "a"}, SHAPE, "field 'conversations' is a string, not a list"),
+        ({"messages": None, "conversations": None}, SHAPE, "field 'messages' is null, not a list"),
+        ({"prompt": "a", "completion": None, "text": None}, SHAPE, "field 'completion' is null, not a string"),
+        ({"prompt": None, "instruction": "a"}, SHAPE, "has an instruction, but no field 'output'"),
         ({"conversations": [{"from": "bot", "value": "a"}]}, SHAPE, "conversations[0]: the speaker is 'bot'"),
         ({"conversations": [{"from": "gpt", "values": "a"}]}, SHAPE, "did you mean 'values'?"),
         ({"conversations": [{"from": "function_call", "value": "{"}]}, SHAPE, "field 'value' is not JSON"),

@@ -51,6 +51,7 @@ class Shape:
     def recognise(self, where: str, row: dict[str, Any]) -> tuple[str, str]:
         """Return the format of a row and the evidence for it in words.
 
+        A field that is null counts as missing, because Parquet adds such fields when other rows have them.
         Raises BadRow if the row lacks fields, DataError if it is a preference or could be of two formats.
         """
         needed = self.needed()
@@ -59,9 +60,12 @@ class Shape:
                 if name not in row:
                     raise BadRow(f"{where}: data.format is {self.format}, but {no_field(name, list(row))}")
             return self.format, "named by data.format"
-        found = [name for name, fields in needed.items() if all(each in row for each in fields)]
+        given = {name: value for name, value in row.items() if value is not None}
+        found = [name for name, fields in needed.items() if all(each in given for each in fields)]
         if MESSAGES not in found:
-            _refuse_preference(where, row)
+            _refuse_preference(where, given if found else row)
+        if not found:  # the reader of the first format whose fields are there says which one is null
+            found = [name for name, fields in needed.items() if all(each in row for each in fields)][:1]
         if not found:
             raise _incomplete(where, row, self.text_field)
         if len(found) > 1 and (ALPACA in found or SHAREGPT in found):
@@ -100,7 +104,7 @@ def _refuse_preference(where: str, row: dict[str, Any]) -> None:
 
 def _incomplete(where: str, row: dict[str, Any], text_field: str) -> BadRow:
     for name, other in ((PROMPT, COMPLETION), (COMPLETION, PROMPT), (INSTRUCTION, OUTPUT)):
-        if name in row:
+        if row.get(name) is not None:
             article = "an" if name == INSTRUCTION else "a"
             return BadRow(f"{where}: has {article} {name}, but {no_field(other, list(row))}")
     return BadRow(
