@@ -85,10 +85,22 @@ def _unsupported(values: Mapping[str, Any], family: Family) -> list[str]:
     if "sliding_window_pattern" not in family.keys and set(_list(kinds)) - {"full_attention"}:
         other = sorted(map(str, set(_list(kinds)) - {"full_attention"}))
         found.append(f"layer_types names {', '.join(other)}, but only full_attention is supported")
+    if "head_dim" not in family.keys and (found_head := _other_head(values)):
+        found.append(found_head)
     scale, head = values.get("query_pre_attn_scalar"), values.get("head_dim", family.defaults.get("head_dim"))
     if scale is not None and scale != head:
         found.append(f"query_pre_attn_scalar is {_said(scale)}, but only head_dim, {_said(head)}, is supported")
     return found
+
+
+def _other_head(values: Mapping[str, Any]) -> str | None:
+    """What is wrong with the head_dim in a config.json of a family without that key here: transformers honours it."""
+    head, hidden, heads = (values.get(key) for key in ("head_dim", "hidden_size", "num_attention_heads"))
+    if head is None or not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
+        return None
+    if isinstance(head, int) and head * heads == hidden:
+        return None
+    return f"head_dim is {_said(head)}, but only hidden_size / num_attention_heads, {hidden / heads:g}, is supported"
 
 
 def _optional(values: Mapping[str, Any], key: str, family: Family) -> Any:

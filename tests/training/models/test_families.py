@@ -270,6 +270,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "scale": (
         {"model_type": "gemma3_text", "query_pre_attn_scalar": 168}, "query_pre_attn_scalar is 168, but only",
     ),
+    **{
+        f"head of {family}": (
+            {"model_type": family, "head_dim": 24, "sliding_window": None},
+            "head_dim is 24, but only hidden_size / num_attention_heads, 128, is supported",
+        )
+        for family in FAMILIES if "head_dim" not in FAMILIES[family].keys
+    },
 }  # fmt: skip
 
 
@@ -279,6 +286,25 @@ def test_what_is_not_supported_is_refused_with_its_key(name: str) -> None:
     read_published(published("Mistral 7B v0.1"))  # the control
     with pytest.raises(ConfigError, match=message):
         read_published({**published("Mistral 7B v0.1"), **changes})
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_a_head_dim_is_read_or_refused_as_transformers_takes_it(family: str) -> None:
+    """Every family accepts the one that follows from the sizes; only those that have the key take another."""
+    usual = {**published("Mistral 7B v0.1"), "model_type": family}
+    for head in (None, 128):
+        assert "head_dim" not in read_published({**usual, "head_dim": head})
+    if "head_dim" in FAMILIES[family].keys:
+        assert read_published({**usual, "head_dim": 24})["head_dim"] == 24
+    else:
+        ours = linear_shapes(tiny(family).model)
+        described = hf_config(tiny(family))
+        described.head_dim = 24
+        kind = getattr(transformers, FAMILIES[family].model)
+        with torch.device("meta"):
+            linears = [(n, m) for n, m in kind(described).named_modules() if isinstance(m, nn.Linear)]
+        shapes = {name.rpartition(".")[2]: (linear.in_features, linear.out_features) for name, linear in linears}
+        assert {name: shapes[name] for name in ours} != ours, "control"
 
 
 def test_a_section_of_an_older_checkpoint_is_read_and_written_unchanged(config: Config) -> None:
