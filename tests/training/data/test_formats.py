@@ -296,6 +296,26 @@ def test_an_answer_without_reasoning_follows_an_empty_one(planned: Planned) -> N
         planned(rows, learn="answer")
 
 
+THINKS = "{% if m['role'] == 'assistant' %}<think>{{ m['reasoning_content'] }}</think>{% endif %}"
+
+
+@pytest.mark.parametrize("answer", [">", "|", "im_end", "\n>\n", "a > b > c"])
+@pytest.mark.parametrize("thinks", [False, True])
+@pytest.mark.parametrize(("end", "learned_end"), [("<|im_end|>\n", "<|im_end|>]]\n"), ("\n", "\n]]")])
+def test_what_is_learned_after_an_answer_does_not_depend_on_it(
+    answer: str, thinks: bool, end: str, learned_end: str, planned: Planned
+) -> None:
+    """The end-of-turn token and the reasoning may hold the answer; without such a token a turn's line end is one."""
+    template = (
+        "{% for m in messages %}# {{ m['role'] }}{{ '\n' }}THINKS{{ m['content'].strip() }}END{% endfor %}"
+        "{% if add_generation_prompt %}# assistant{{ '\n' }}{% endif %}"
+    ).replace("THINKS", THINKS if thinks else "").replace("END", end.replace("\n", "{{ '\\n' }}"))  # fmt: skip
+    row = chat("hi", answer)
+    row["messages"][1]["reasoning_content"] = f"so {answer.strip()}"
+    (text,) = shown(planned([row], template))
+    assert text.endswith(f"{answer.strip()}{learned_end}"), text
+
+
 def test_learn_last_leaves_earlier_turns_unlearned(planned: Planned) -> None:
     row = chat("hi", "the cat", "why", "a mat", "dogs")
     (text,) = shown(planned([row], learn="last"))
@@ -314,7 +334,6 @@ def test_a_turn_of_weight_0_is_read_and_not_learned(planned: Planned) -> None:
     )
     for template in (CHATML, marked):
         (text,) = shown(planned([row], template))
-        assert text.count("[[") == 1, text
         assert "[[a mat<|im_end|>]]" in text
 
 

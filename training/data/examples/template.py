@@ -158,13 +158,22 @@ class ChatTemplate:
             if content not in said:
                 raise BadRow(f"the chat template changes message {number}")
             _check_calls(message, said, number)
-            spans.append((len(prompt), len(prompt) + len(self._without_tail(said, content))))
+            tail = self._tail(messages[: number + 1], said, content, tools)
+            # White space after the end-of-turn token is not learned, because a model stops at that token.
+            spans.append((len(prompt), len(prompt) + len(said.rstrip() if tail.strip() else said)))
         return text, spans
 
-    def _without_tail(self, said: str, content: str) -> str:
-        """Cut white space after the end-of-turn token, because a model stops at that token."""
-        tail = said[said.rindex(content) + len(content) :] if content else said
-        return said.rstrip() if tail.strip() else said
+    def _tail(self, messages: Sequence[Message], said: str, content: str, tools: Tools) -> str:
+        """Return what the template writes after the content of the last message.
+
+        If the reasoning or the end-of-turn token holds the content too, a stand-in for it shows where it ends.
+        """
+        if not content:
+            return said
+        if said.count(content) == 1:
+            return said.partition(content)[2]
+        stand_in = self.render([*messages[:-1], {**messages[-1], "content": _ANSWER}], tools=tools)
+        return stand_in.rpartition(_ANSWER)[2]
 
     def _rendered(self, messages: Sequence[Message], tools: Tools, **how: bool) -> tuple[str, list[Span]]:
         """Render with the arguments of tool calls as objects, else as JSON text, as some templates need."""
