@@ -22,6 +22,7 @@ from training.data.examples import python_help
 from training.data.examples.example_dataset import ExampleDataset
 from training.data.examples.packing import pack
 from training.data.examples.prepare_examples import ExampleSettings, prepare_examples
+from training.data.examples.rows import open_rows
 from training.data.index import read_index, verify
 from training.data.sources import SourceFile
 
@@ -360,6 +361,16 @@ def test_files_beside_rows_are_not_examples(prepared: Prepared, tmp_path: Path) 
     (tmp_path / "set" / "README.md").write_text(say(30))
     (tmp_path / "set" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in GOOD))
     assert len(list(examples(prepared(tmp_path / "set")))) == len(GOOD)
+    (tmp_path / "set" / "z.csv").write_text("prompt,completion\na,b\n")
+    assert open_rows(str(tmp_path / "set"), "text").about.endswith(
+        "set: 1 file, 0.0 MiB; left out: z.csv, README.md (beside "
+        ".jsonl, .ndjson, .jsonl.gz, .ndjson.gz, .json.gz and .parquet no other file is read)"
+    )
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "set" / name).touch()
+    assert "left out: z.csv, README.md, a.txt and 1 more (" in open_rows(str(tmp_path / "set"), "text").about
+    for name in ("a.txt", "b.txt", "z.csv"):
+        (tmp_path / "set" / name).unlink()
     (tmp_path / "set" / "rows.jsonl").rename(tmp_path / "set" / "rows.arrow")
     with pytest.raises(
         DataError,

@@ -12,9 +12,10 @@ from typing import Any
 from training.data.errors import DataError
 from training.data.examples import python_help
 from training.data.examples.formats import BadRow
-from training.data.examples.tables import Row, is_table, json_row, table_rows
+from training.data.examples.tables import TABLES, Row, is_table, json_row, table_rows
 from training.data.readers import (
     OTHER_TABLES,
+    ROWS,
     Place,
     is_parquet,
     is_rows,
@@ -23,10 +24,11 @@ from training.data.readers import (
     pieces_of,
     read_file_as_document,
 )
-from training.data.sources import Source, open_source
+from training.data.sources import Source, SourceFile, open_source
 
 PYTHON_HELP = "python-help"
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[\w.-]+)(?::(?P<split>[\w.\[\]%:-]+))?")
+_SHOWN = 3  # names of files that are left out
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _SLICE = re.compile(r"(?P<split>[^\[]+)\[(?P<first>\d{0,12}):(?P<end>\d{0,12})\]")
 _WANTED = "messages, or prompt and completion, or text"
@@ -57,28 +59,37 @@ def open_rows(source: str, text_field: str) -> Rows:
     if found := _HUB.fullmatch(source):
         return _hub(source, found["name"], found["revision"], found["split"] or "train")
     files, left_out = _with_rows(open_source(source, text_field))
-    about = files.describe() + (f"; {left_out:,} files without rows left out" if left_out else "")
     return Rows(
         files.name,
-        about,
+        files.describe() + left_out,
         lambda: _with_rows(open_source(source, text_field))[0].fingerprint(),
         lambda: _file_rows(files),
     )
 
 
-def _with_rows(source: Source) -> tuple[Source, int]:
+def _with_rows(source: Source) -> tuple[Source, str]:
     """Keep only the files of rows, if there are any: the files beside them describe them. Else keep all.
 
-    Also returns how many were left out. Raises DataError for tables in another format, which are not text.
+    Also returns in words what was left out. Raises DataError for tables in another format, which are not text.
     """
-    for reads in (is_rows, is_table):
+    for reads, kinds in ((is_rows, ROWS), (is_table, TABLES)):
         rows = tuple(file for file in source.files if reads(file.path))
         if rows:
-            return replace(source, files=rows), len(source.files) - len(rows)
+            others = [file for file in source.files if not reads(file.path)]
+            return replace(source, files=rows), _left_out(others, kinds)
     for file in source.files:
         if file.name.lower().endswith(OTHER_TABLES):
             raise DataError(f"{file.path}: cannot be read as rows; convert it to .jsonl, .json, .csv or .parquet")
-    return source, 0
+    return source, ""
+
+
+def _left_out(files: list[SourceFile], kinds: str) -> str:
+    """Return which files are left out and why; empty if none is. Tables come first, because they have rows."""
+    if not files:
+        return ""
+    names = [file.name for file in sorted(files, key=lambda file: not is_table(file.path))]
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return f"; left out: {', '.join(names[:_SHOWN])}{more} (beside {kinds} no other file is read)"
 
 
 def _python_help() -> Iterator[Row]:

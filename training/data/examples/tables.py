@@ -14,6 +14,7 @@ from training.data.readers import MOST_ROW, Named, Place, json_lines, json_objec
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _JSON = ".json"
+TABLES = ".json, .csv and .tsv"  # what `table_rows` reads, in words
 _ABOUT_DATA = ("dataset_info.json", "dataset_infos.json")  # beside data sets of the hub
 _CHUNK = 2**16  # characters
 _SPACE = " \t\r\n"
