@@ -191,6 +191,7 @@ def assert_damage_is_found(yard: Yard, dataset: Path, file: str) -> None:
         (["prepare", "{rows}", "--tokenizer", "/nowhere"], "error: tokenizer /nowhere: "),
         (["prepare", "https://h/*.jsonl"], "error: data source https://h/*.jsonl: a web server cannot list"),
         (["prepare", "hf://datasets/allenai/c4/en/x.json.gz"], "error: data source hf://datasets/allenai/c4"),
+        (["prepare", "{packed}"], "error: data source {packed}: this compression is not read; unpack it, or use"),
         (["inspect", "no-such"], "error: no such dataset: no-such"),
         (["verify", "{directory}"], "error: {directory} is not a dataset: it has no index.json"),
         (["verify"], "error: no dataset under"),
@@ -198,7 +199,8 @@ def assert_damage_is_found(yard: Yard, dataset: Path, file: str) -> None:
     ],
 )
 def test_bad_input_is_one_error(yard: Yard, rows: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
-    known = {"rows": rows, "directory": tmp_path}
+    known = {"rows": rows, "directory": tmp_path, "packed": tmp_path / "a.jsonl.zst"}
+    known["packed"].write_bytes(b"\x28\xb5\x2f\xfd")
     code, out, err = yard(*(text.format(**known) if "{" in text else text for text in arguments))
     lines = [line for line in err.splitlines() if line.startswith("error:")]
     assert (code, out, len(lines)) == (2, "", 1)

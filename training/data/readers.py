@@ -19,6 +19,8 @@ JSON_LINES_GZIP = (".jsonl.gz", ".ndjson.gz", ".json.gz")
 _PARQUET = (".parquet",)
 _ROWS = _JSON_LINES + JSON_LINES_GZIP + _PARQUET
 ROWS = f"{', '.join(_ROWS[:-1])} and {_ROWS[-1]}"  # the same in words
+_PACKED = (".gz", ".tgz", ".zst", ".tzst", ".bz2", ".xz", ".txz", ".zip", ".7z", ".lz4", ".br")
+NOT_UNPACKED = "this compression is not read; unpack it, or use .jsonl.gz"
 OTHER_TABLES = (".json", ".csv", ".tsv", ".arrow")  # not read as rows
 _SHOWN_FIELDS = 8
 _KINDS: dict[type, str] = {
@@ -65,6 +67,11 @@ class Document(NamedTuple):
 def is_rows(path: Named) -> bool:
     """Return whether the file holds one document per row, by its name."""
     return path.name.lower().endswith(_ROWS)
+
+
+def is_packed(path: Named) -> bool:
+    """Return whether the file is compressed and no reader unpacks it, by its name."""
+    return path.name.lower().endswith(_PACKED) and not is_rows(path)
 
 
 def is_parquet(path: Place) -> bool:

@@ -18,7 +18,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from training.data.errors import DataError, nearest, reason
-from training.data.readers import Document, Place, is_rows, pieces_of, read_file_as_document, rows_of
+from training.data.readers import (
+    NOT_UNPACKED,
+    Document,
+    Place,
+    is_packed,
+    is_rows,
+    pieces_of,
+    read_file_as_document,
+    rows_of,
+)
 from training.data.remote_files import RemotePlace, is_remote, title_of, urls_of
 
 STDLIB = "python-stdlib"
@@ -127,15 +136,21 @@ class Source:
 def open_source(source: str, text_field: str = "text") -> Source:
     """Find the files of `source`: `python-stdlib`, a directory, a glob, one file, URLs, or several of them.
 
-    Only names, sizes and times are read here. Raises DataError if there is nothing to read.
+    Only names, sizes and times are read here. Raises DataError if there is nothing to read, also because every
+    file of a part is compressed in a way that is not read.
     """
     parts = [part for part in source.split("\n") if part]
     if len(parts) > 1:
-        found = [open_source(part, text_field) for part in parts]
-        files = tuple(_with_origin(file, part) for one, part in zip(found, parts, strict=True) for file in one.files)
-        return Source(found[0].name, files, text_field)
-    if is_remote(source):
-        return _from_urls(source, text_field)
+        each = [open_source(part, text_field) for part in parts]
+        files = tuple(_with_origin(file, part) for one, part in zip(each, parts, strict=True) for file in one.files)
+        return Source(each[0].name, files, text_field)
+    found = _from_urls(source, text_field) if is_remote(source) else _from_disk(source, text_field)
+    if all(is_packed(file.path) for file in found.files):
+        raise DataError(f"data source {found.files[0].path}: {NOT_UNPACKED}")
+    return found
+
+
+def _from_disk(source: str, text_field: str) -> Source:
     if source == STDLIB:
         root = Path(sysconfig.get_path("stdlib"))
         return Source(STDLIB, _walk(root, ".py", _NOT_LIBRARY), text_field, distinct=True)

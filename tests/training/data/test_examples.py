@@ -351,6 +351,9 @@ def test_a_directory_of_texts(prepared: Prepared, tmp_path: Path) -> None:
     (tmp_path / "files" / "9.bin").write_bytes(b"\xff\0")
     with pytest.raises(DataError, match=r"9\.bin: not UTF-8 text"):
         prepared(tmp_path / "files")
+    (tmp_path / "files" / "9.bin").rename(tmp_path / "files" / "9.csv.gz")
+    with pytest.raises(DataError, match=r"9\.csv\.gz: this compression is not read; unpack it, or use \.jsonl\.gz"):
+        prepared(tmp_path / "files")
     skipped = prepared(tmp_path / "files", bad_rows="skip")
     assert read_index(skipped).source["bad_rows"] == 1
 

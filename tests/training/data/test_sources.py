@@ -177,6 +177,21 @@ def test_damaged_gzip(tmp_path: Path) -> None:
     assert "damaged gzip data" in error_of(path)
 
 
+@pytest.mark.parametrize("name", ["a.jsonl.zst", "a.CSV.gz", "a.txt.bz2", "a.json.xz", "a.zip", "a.parquet.gz"])
+def test_a_compression_that_is_not_read_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    """As one file, as a URL, and as all files of a directory or a glob; beside others it is not text, as before."""
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(b"text"))
+    for source in (path, tmp_path, tmp_path / "a*"):
+        assert error_of(source) == f"data source {path}: this compression is not read; unpack it, or use .jsonl.gz"
+    with pytest.raises(DataError, match="this compression is not read"):
+        open_source(f"https://host/{name}")
+    (tmp_path / "b.txt").write_text("text")
+    counts = Counts()
+    assert [document.text for document in open_source(str(tmp_path)).documents(counts)] == ["text"]
+    assert counts.not_text == 1
+
+
 def test_a_text_file_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "latin.txt"
     path.write_bytes(b"one\ntwo\n" * 2000 + "größer\n".encode("latin-1"))

@@ -14,9 +14,11 @@ from training.data.examples import python_help
 from training.data.examples.formats import BadRow
 from training.data.examples.tables import TABLES, Row, is_table, json_row, table_rows
 from training.data.readers import (
+    NOT_UNPACKED,
     OTHER_TABLES,
     ROWS,
     Place,
+    is_packed,
     is_parquet,
     is_rows,
     json_lines,
@@ -116,6 +118,8 @@ def _file_rows(source: Source) -> Iterator[Row | BadRow]:
 
 def _text_row(path: Place, text_field: str) -> Row | BadRow:
     """Return a file of text as one row, or why it is none."""
+    if is_packed(path):
+        return BadRow(f"{path}: {NOT_UNPACKED}")
     document = read_file_as_document(path)
     if document is None:
         return BadRow(f"{path}: not UTF-8 text")
