@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,9 @@ LEAST_VOCABULARY = 256 + 2
 _TOKENIZER, CONFIG, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 TEMPLATE = "chat_template.jinja"
 _CARRIED = (_TOKENIZER, CONFIG, SPECIAL, TEMPLATE)
+# Characters of a run of white space, or of anything else: the time to train grows with the square of the longest run.
+LONGEST_RUN = 1000
+_LONG_RUN = re.compile(rf"(?<!\S)(?:\S{{{LONGEST_RUN + 1},}}|\s{{{LONGEST_RUN + 1},}})")
 _USUAL_BOS = (BOS, "<s>", "[CLS]")
 _USUAL_EOS = (EOS, "<|endoftext|>", "</s>", "[SEP]")
 
@@ -110,7 +114,7 @@ def train(texts: Iterator[str], vocab_size: int) -> TextTokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(cut_runs(texts), trainer)
     bos, eos = _id(tokenizer, BOS), _id(tokenizer, EOS)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A {BOS}:1 $B:1", special_tokens=[(BOS, bos)]
@@ -121,6 +125,17 @@ def train(texts: Iterator[str], vocab_size: int) -> TextTokenizer:
         CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode(),
     }
     return TextTokenizer(_for_encoding(tokenizer), bos, eos, _vocabulary(tokenizer), files)
+
+
+def cut_runs(texts: Iterator[str]) -> Iterator[str]:
+    """Yield the texts, those with a run of more than LONGEST_RUN characters in pieces that cut the run."""
+    for text in texts:
+        start = 0
+        for run in _LONG_RUN.finditer(text):
+            for cut in range(run.start() + LONGEST_RUN, run.end(), LONGEST_RUN):
+                yield text[start:cut]
+                start = cut
+        yield text[start:]
 
 
 def given_files(tokenizer: str) -> dict[str, bytes]:

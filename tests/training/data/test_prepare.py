@@ -17,11 +17,12 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from training.data import prepare_tokens, reporter, token_shards
+from training.data.bert import wordpiece
 from training.data.errors import DataError
 from training.data.index import read_index
 from training.data.prepare_tokens import verify
 from training.data.sources import open_source
-from training.data.tokenizer import BOS, EOS
+from training.data.tokenizer import BOS, EOS, cut_runs, train
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -185,6 +186,19 @@ def test_large_text_trains_the_tokenizer_on_a_sample(
     for share in (0.1, 0.37, 0.9):
         sampled = sum(map(len, prepare_tokens.slices_of(text, bytes(range(32)), share)))
         assert sampled == pytest.approx(share * len(text), abs=1000)
+
+
+def test_a_tokenizer_is_trained_on_pieces_of_long_runs() -> None:
+    """A run of 300,000 letters took half a minute, and became tokens of thousands of letters."""
+    usual = ["", "a" * 1000, f" {'b' * 1000}\n{'c' * 1000} ", " " * 999 + "d"]
+    assert list(cut_runs(iter(usual))) == usual
+    text = f"the {'e' * 2500}  cat{' ' * 4000}{'f' * 1001}"
+    pieces = list(cut_runs(iter([text])))
+    assert "".join(pieces) == text
+    assert len(pieces) == 2 + 3 + 1 + 1
+    assert max(len(run) for piece in pieces for run in re.findall(r"\S+|\s+", piece)) <= 1001
+    for trained in (train(iter([text * 4]), 300), wordpiece.train(lambda: iter([text * 4]), 300)):
+        assert 500 < max(map(len, trained.tokenizer.get_vocab())) <= 1002
 
 
 def test_wide_tokens(prepared: Callable[..., Path], tmp_path: Path) -> None:

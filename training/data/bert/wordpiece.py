@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from training.data.errors import DataError
-from training.data.tokenizer import TextTokenizer, given_files, parsed
+from training.data.tokenizer import TextTokenizer, cut_runs, given_files, parsed
 
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MOST_IDS = 2**24  # tables of this length are made
@@ -87,7 +87,7 @@ def train(texts: Callable[[], Iterator[str]], vocab_size: int) -> TextTokenizer:
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    learner.train_from_iterator(texts(), trainer)
+    learner.train_from_iterator(cut_runs(texts()), trainer)
     return _finished(learner.get_vocab(with_added_tokens=True))
 
 
