@@ -12,13 +12,11 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from tools.job.diagnosis import log_patterns, signs
+from tools.job.diagnosis import log_patterns, log_survival, signs
 from tools.job.diagnosis.log_patterns import form
 from tools.job.diagnosis.log_tracebacks import Traceback
-from tools.job.metrics import series
 from tools.job.snapshot.log_lines import Line, cut
 
-SURVIVED = 3  # steps after a report: no rank takes one when another has failed, but lines may be late
 WRAPPED = 60  # characters: the package rich also wraps the message below its box
 MESSAGE = 6  # further lines of an exception's message
 FRAMES = 60  # of a traceback; the newest ones are kept
@@ -43,7 +41,7 @@ class Report:
     `place` is where an exception was raised, `/a.py:12, in f | f(x)`: the last frame of its traceback that is
     not in Python's standard library. `stack` has all frames of that traceback and of those it comes from.
     `inner` marks an exception that another one follows from. `exception` marks what ended a process unless it
-    was caught, in whatever language.
+    was caught, in whatever language. `index` is the line's place among those that were read.
     """
 
     line: Line
@@ -54,6 +52,7 @@ class Report:
     place: str = ""
     stack: str = ""
     inner: bool = False
+    index: int = 0
 
 
 INSIDE = ("frame", "cell_frame", "box_frame", "box_code")  # lines at which a log may begin within a traceback
@@ -70,7 +69,8 @@ _TRACEBACKS = ("exc_info", "exception", "stack_trace", "traceback")
 def of(lines: Iterable[Line]) -> list[Report]:
     """Return the reports of a log, or of several merged by time, without those that were survived."""
     every = plain(lines)
-    return list(_reports(every[_survived(every) :]))
+    survival = log_survival.of(every)
+    return [one for one in _reports(every, survival.first) if not survival.covers(one.line, one.index)]
 
 
 def unexplained(lines: Iterable[Line]) -> tuple[Line | None, Line | None, Line | None]:
@@ -79,7 +79,7 @@ def unexplained(lines: Iterable[Line]) -> tuple[Line | None, Line | None, Line |
     Steps after them count.
     """
     every = plain(lines)
-    rest = every[_survived(every) :]
+    rest = every[log_survival.of(every).by_all :]
     left = next((line for line in rest if form("left").search(line.text)), None)
     cut = next((one.line for one in _reports(rest) if one.weight is Weight.CUT), None)
     return cut, left, next((line for line in reversed(rest) if form("warned").search(bare(line))), None)
@@ -106,16 +106,11 @@ def bare(line: Line) -> str:
     return form("prefix").sub("", form("collected").sub("", line.text))
 
 
-def _survived(lines: list[Line]) -> int:
-    """Return the index of the step that shows that all reports before it were survived, else 0."""
-    steps = (index for index in reversed(range(len(lines))) if series.from_log([lines[index]]))
-    return next(itertools.islice(steps, SURVIVED - 1, None), 0)
-
-
-def _reports(lines: list[Line]) -> Iterator[Report]:
+def _reports(lines: list[Line], start: int = 0) -> Iterator[Report]:
+    """Yield the reports from the line with index `start` on."""
     open_tracebacks: dict[tuple[str, str], Traceback] = {}  # by pod and prefix
     earlier: dict[tuple[str, str], list[str]] = {}  # frames of the exception that the next one comes from
-    read = 0  # lines before this one belong to a message
+    read = start  # lines before this one belong to a message
     prefixes = _collectors(lines)
     for index, line in enumerate(lines):
         if index < read:
@@ -131,7 +126,8 @@ def _reports(lines: list[Line]) -> Iterator[Report]:
         if traceback is None and any(form(name).match(body) for name in INSIDE):
             traceback = open_tracebacks[writer] = Traceback()
         if traceback and traceback.add(body):
-            traceback.last = line if body.strip() else traceback.last
+            if body.strip():
+                traceback.last, traceback.index = line, index
             continue
         raised = open_tracebacks.pop(writer, Traceback())
         weight = _weight(prefix, body, traceback is not None and form("raised").match(body.lstrip()) is not None)
@@ -150,7 +146,7 @@ def _reports(lines: list[Line]) -> Iterator[Report]:
         signal = abs(int(child[child.lastindex or 0])) % 128 if child else 0
         yield Report(
             line, " ".join([body.strip() if exception else body.rstrip(), *message]), weight, exception, signal,
-            raised.place if exception else "", "\n".join(raised.frames[-FRAMES:]), inner,
+            raised.place if exception else "", "\n".join(raised.frames[-FRAMES:]), inner, index,
         )  # fmt: skip
     yield from filter(None, map(_unfinished, open_tracebacks.values()))
 
@@ -161,7 +157,9 @@ def _unfinished(traceback: Traceback) -> Report | None:
         return None
     weight = Weight.RAISED if traceback.raises else Weight.CUT
     stack = "\n".join(traceback.frames[-FRAMES:])
-    return Report(traceback.last, traceback.raises, weight, exception=True, place=traceback.place, stack=stack)
+    return Report(
+        traceback.last, traceback.raises, weight, True, place=traceback.place, stack=stack, index=traceback.index
+    )  # fmt: skip
 
 
 def _collectors(lines: list[Line]) -> set[str]:

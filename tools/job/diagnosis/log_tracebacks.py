@@ -11,14 +11,15 @@ class Traceback:
     """What was read of a traceback. `frames` has those of the exceptions that it comes from first.
 
     `place` is the last frame that is not in Python's standard library, with its line of code. `last` is the
-    last line that was read. `ignored`: Python has ignored the exception. `boxed`: the package
-    rich has drawn it.
+    last line that was read, `index` its place among the lines. `ignored`: Python has ignored the exception.
+    `boxed`: the package rich has drawn it.
     """
 
     place: str = ""
     frames: list[str] = field(default_factory=list)
     ignored: bool = False
     last: Line | None = None
+    index: int = 0
     boxed: bool = False
 
     def add(self, body: str) -> bool:
