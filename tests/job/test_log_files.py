@@ -262,6 +262,8 @@ def test_without_a_failure_the_last_warning_is_quoted(yard: Yard) -> None:
         ("{{'loss': 0.0, 'grad_norm': nan, 'epoch': 0.{n}}}", ["nan"]),
         ("  {n}/100     10.2G        nan        nan        nan        120        640", ["nan"]),
         ("Train Loss: nan | Val Loss: nan | {n}", ["nan"]),
+        ("Epoch 0: 10%|# | {n}/100 [00:01<00:09, 9.51it/s, v_num=0, train_loss=nan.0]", ["nan"]),
+        ("Epoch 0: 10%|# | {n}/100 [00:01<00:09, 9.51it/s, train_loss_step=inf.0, lr=0.1]", ["nan"]),
         ("WARNING: NaN or Inf found in input tensor.", ["nan"]),
         ("02:31:{n}: train iter: {n} loss_net: 0.{n} loss_scale: 785.4", []),
     ],

@@ -17,6 +17,7 @@ from tests.job.conftest import Yard
 from tools.job.metrics import plot, series
 from tools.job.metrics.series import Gap, Record, RunMetrics
 from tools.job.snapshot import log_lines
+from training.run import trainer_logs
 
 # Each is copied from its trainer's documentation or source.
 FSDP = """\
@@ -106,6 +107,16 @@ def test_a_file_may_be_packed_cut_off_or_in_another_encoding(tmp_path: Path, yar
     printed = yard("metrics", str(tmp_path / "cut.log.gz"))
     assert "cut off or damaged" in printed.err
     assert json.loads(printed.out.splitlines()[0])["step"] == 0
+
+
+def test_the_names_of_numbers_that_are_not_finite_are_read() -> None:
+    """Lightning's progress bar has `nan.0`."""
+    bar = "Epoch 0: 10%|# | {n}/100 [00:01<00:09, 9.51it/s, train_loss={value}, lr=0.1]\n"
+    values = ("nan.0", "inf.0", "-inf", "Infinity.00", "nan.", "2.25")
+    text = "".join(bar.format(n=n, value=value) for n, value in enumerate(values))
+    expected = ["nan", "inf", "-inf", "inf", "nan", 2.25]
+    assert [record.as_dict()["loss"] for record in from_text(text)] == expected
+    assert trainer_logs.number("nan.5") is None
 
 
 @pytest.mark.parametrize("losses", [("loss",), ("mlm", "nsp")])

@@ -47,8 +47,9 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 # Not a number that ends after its point, as in the last line of a killed process.
-_NUMBER = r"([-+]?(?:\d{1,3}(?:,\d{3}){1,6}(?:\.\d+)?|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+|nan\b|inf(?:inity)?\b))"
-_NUMBER += r"(?!\d|\.(?:\d|$))"
+_NUMBER = r"([-+]?(?:\d{1,3}(?:,\d{3}){1,6}(?:\.\d+)?|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+"
+_NUMBER += r"|(?:nan|inf(?:inity)?)(?:\.0*)?\b))(?!\d|\.(?:\d|$))"
+NOT_FINITE = _compile(r"(?i)([-+]?(?:nan|inf(?:inity)?))(?:\.0*)?")  # Lightning's progress bar has `nan.0`
 _IS = r"\s*+[:=]?\s*+[\[(]?\s*+"  # between a name and its number
 _OWN = r"(?<![\w.-])"  # not the end of another name: `loss` is not `load_balancing_loss`
 
@@ -196,6 +197,8 @@ def number(value: Any) -> float | None:
     """Return a number or the number in a text; None for anything else."""
     if isinstance(value, bool) or value is None:
         return None
+    if isinstance(value, str) and (named := NOT_FINITE.fullmatch(value)):
+        return float(named[1])
     try:
         return float(value.replace(",", "") if isinstance(value, str) else value)
     except (TypeError, ValueError, OverflowError):

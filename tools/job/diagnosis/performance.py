@@ -17,6 +17,7 @@ from tools.job.snapshot import log_lines
 from tools.job.snapshot.log_lines import Line
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.quantity import amount, pod_requests
+from training.run.trainer_logs import NOT_FINITE
 
 RECENT = 20  # steps that count as the present, or all of the last PRESENT seconds if these are more
 PRESENT = 30.0  # other load on a node can be over sooner
@@ -131,7 +132,7 @@ def lost_in_words(lines: Iterable[Line]) -> Iterator[Cause]:
     for number, name in ((LOST, "loss"), (NO_GRADIENT, "norm")):
         is_norm = name == "norm"
         last = [(line, value) for line, key, value in found if is_norm == key.lower().endswith("norm")][-number:]
-        if len(last) == number and all(value.lower() in ("nan", "inf", "-inf") for _, value in last):
+        if len(last) == number and all(NOT_FINITE.fullmatch(value) for _, value in last):
             evidence = [short(f"{line.pod}:{line.number}: {line.text.strip()}") for line, _ in last[-LOST:]]
             yield Cause("nan", Layer.FAILED, f"the {name} is no longer finite, and the run continues", evidence)
             return
