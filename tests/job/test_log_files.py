@@ -102,6 +102,8 @@ def test_the_name_of_a_file_tells_its_rank(name: str) -> None:
         (STEPS, 137, 1, "killed"),
         (STEPS, 139, 1, "memory-fault"),
         (STEPS, 143, 1, "drained"),
+        (STEPS, 130, 1, "drained"),
+        (STEPS + "\n^CTraceback (most recent call last):\nKeyboardInterrupt\n", None, 1, "drained"),
         (STEPS, 127, 1, "command"),
         ("", 1, 1, "crash"),
         ("hello\n", 0, 1, "no-steps"),
@@ -119,6 +121,17 @@ def test_the_exit_code_is_used(yard: Yard, text: str, code: int | None, status: 
     given = [] if code is None else ["--exit-code", str(code)]
     found = yard.json("why", "--log", write("a.log", text), *given, code=status)
     assert ([cause["cause"] for cause in found["causes"]] or [None])[0] == kind
+
+
+def test_an_interrupt_is_named_and_does_not_hide_a_failure(yard: Yard) -> None:
+    said = "it was interrupted: SIGINT"
+    log = write("rank0.log", f"{STEPS}\nTraceback (most recent call last):\nKeyboardInterrupt\n")
+    for words in (["--log", log], ["--log", write("steps.log", STEPS), "--exit-code", "130"]):
+        found = yard.json("why", *words, code=1)["causes"][0]
+        assert said in found["summary"]
+        assert "if the interrupt was intended" in found["remedy"]
+    both = yard.json("why", "--log", log, write("rank1.log", "ValueError: a is not b\n"), code=1)
+    assert both["causes"][0]["rank"] == 1
 
 
 # What programs print of their steps, in forms that the reader of metrics need not know.
@@ -181,7 +194,7 @@ def test_steps_in_any_form_are_training(form: str) -> None:
 )
 def test_what_a_collector_puts_before_lines_is_not_read(prefix: str) -> None:
     for case in CASES[::9]:
-        if case.name.endswith("behind-a-long-prefix"):  # two collectors, one behind the other
+        if case.name.endswith(("behind-a-long-prefix", "its-own-brackets-around-the-time")):  # two collectors, one behind the other
             continue
         lines = case.text.split("\n")
         marked = (prefix.format(n=n % 10) + line for n, line in enumerate(lines))

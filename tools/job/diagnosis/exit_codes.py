@@ -8,6 +8,7 @@ from training.run.failure import CODES
 
 # Exit codes by which shells and kernels report a signal: 128 + its number.
 SIGNALS = {**dict.fromkeys((132, 134, 135, 136, 139), "memory-fault"), 137: "killed"}
+INTERRUPTED = 130  # SIGINT
 CLASSES = {code: kind for kind, code in CODES.items() if kind not in ("done", "error")}
 # Kinds of causes for those of the trainer's classes that have another name here.
 KINDS = {"out of memory": "oom-device", "lost peer": "lost-peer", "error": "crash"}
@@ -25,7 +26,7 @@ def kind_of(code: int, accelerated: bool) -> str | None:
     kind = CLASSES.get(code, "")
     if kind == "out of memory" and not accelerated:
         return "oom-host"
-    return KINDS.get(kind, kind) or SIGNALS.get(code) or ("drained" if code == 143 else None)
+    return KINDS.get(kind, kind) or SIGNALS.get(code) or ("drained" if code in (INTERRUPTED, 143) else None)
 
 
 def kinds(kind: str) -> set[str]:

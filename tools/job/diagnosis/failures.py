@@ -161,7 +161,8 @@ def _from_log(snapshot: Snapshot, failed: Failed) -> Cause | None:
     cause = failure(kind, who, evidence, found.host or pod.name, found.rank, at)
     starts = [*(pod.container_spec.get("command") or []), *(pod.container_spec.get("args") or [])]
     own = OWN_TRAINER if "training.entrypoint" in starts else ""
-    return replace(cause, advice=found.fix, trainer=found.trainer or own)
+    summary = found.summary(kind, who)
+    return replace(cause, summary=summary, advice=found.fix, trainer=found.trainer or own)
 
 
 def _from_code(snapshot: Snapshot, failed: Failed) -> Cause | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from tools.job.diagnosis import log_failures, log_patterns, log_topics, log_tracebacks, signs
 from tools.job.diagnosis.cause import OWN_TRAINER, TRAINERS, short
-from tools.job.diagnosis.exit_codes import KINDS, SIGNALS, UNKNOWN, VICTIMS
+from tools.job.diagnosis.exit_codes import KINDS, SIGNALS, UNKNOWN, VICTIMS, summary_of
 from tools.job.diagnosis.log_failures import Report, Weight
 from tools.job.diagnosis.log_patterns import form
 from tools.job.metrics import series
@@ -37,7 +37,7 @@ class Found:
 
     `concluded` marks the last line of a pod's first process, which knows the records of all ranks. `vague`
     marks an exception that only says that something before it failed. `signal` ended torchrun's child. `text`
-    is the whole report; its characters `proof` prove the class. `fix` replaces the class's remedy. `inner`:
+    is the whole report; its characters `proof` prove the class. `fix` and `says` replace the class's words. `inner`:
     another exception follows. `unsure`: it stands near the end of the log, but the program is not known.
     `guessed`: no pattern knows it, so the class is what it is about, `script` or `crash`. `place` is the last
     frame of its traceback that is in no installed package. `bare`: without its traceback.
@@ -55,6 +55,7 @@ class Found:
     text: str = ""
     proof: tuple[int, int] = (0, 0)
     fix: str | None = None
+    says: str | None = None
     inner: bool = False
     unsure: bool = False
     guessed: bool = False
@@ -96,6 +97,10 @@ class Found:
     def exception(self) -> bool:
         """Whether it is an exception that says what went wrong."""
         return self.weight <= Weight.RAISED and not self.vague
+
+    def summary(self, kind: str, who: str) -> str:
+        """The failure in words: its own ones, unless a signal has changed its kind."""
+        return f"{who}: {self.says}" if self.says and kind == self.kind else summary_of(kind, who)
 
     @property
     def confidence(self) -> str:
@@ -271,7 +276,7 @@ def _found(report: Report) -> Found | None:
             # What NCCL says of a refused connection is not about the rendezvous.
             kind = (row.kind == "rendezvous" and log_patterns.of_program(report.text)) or row.kind
             found = Found(kind, line, rank, weight=report.weight, text=report.text)
-            return replace(found, proof=hit[0].span(), fix=hit[1].fix, inner=report.inner)
+            return replace(found, proof=hit[0].span(), fix=hit[1].fix, says=hit[1].says, inner=report.inner)
     if not report.exception:
         known = log_patterns.of_program(report.text)
         proof = proof_of(report.text)

@@ -30,6 +30,7 @@ GZIP = b"\x1f\x8b"
 MOST = 512  # files
 CUT = "the log ends inside a traceback, which shows where it failed and not why: give the lines that follow"
 LEFT = "a process failed, and its own output is not in the log: give the log of that rank"
+INTERRUPTED = "nothing, if the interrupt was intended; a new start resumes from the newest checkpoint"
 NEAR = 200  # lines before a failure that may have its time
 # Ranks in the names of files: `rank3.log`, and `attempt_0/3/stderr.log` of torchrun --log-dir.
 _RANK = re.compile(r"rank[-_.]?(\d{1,6})(?!\d)|attempt_\d{1,6}/(\d{1,6})/std(?:out|err)\.log$")
@@ -103,7 +104,8 @@ def explain(files: Iterable[LogFile], code: int | None = None) -> Explanation:
     if not all(cause.at for cause in causes):
         causes = [replace(cause, at=None) for cause in causes]
     if causes:
-        causes.sort(key=lambda cause: (cause.kind in exit_codes.UNKNOWN, *cause.order))
+        # A launcher interrupts the other ranks when one has failed.
+        causes.sort(key=lambda cause: (cause.kind == "drained", cause.kind in exit_codes.UNKNOWN, *cause.order))
         causes.sort(key=lambda cause: cause.layer)
         return Explanation(State.FAIL, causes[0].summary, causes, checked)
     return _without_failure(logs, code, checked)
@@ -123,9 +125,10 @@ def _without_failure(logs: list[LogFile], code: int | None, checked: list[str]) 
         last = next((line for log in logs for line in reversed(log.lines) if line.text.strip()), None)
         evidence = [short(f"exit code {code}, last line: {last.text.strip() if last else 'none'}")]
         cause = exit_codes.failure(kind or ("command" if code in (126, 127) else "crash"), "the process", evidence, "")
-        return Explanation(
-            State.FAIL, cause.summary, [replace(cause, confidence="low: only the exit code shows it")], checked
-        )
+        cause = replace(cause, confidence="low: only the exit code shows it")
+        if code == exit_codes.INTERRUPTED:
+            cause = replace(cause, summary="the process: it was interrupted: SIGINT", advice=INTERRUPTED)
+        return Explanation(State.FAIL, cause.summary, [cause], checked)
     quit_early = next((one for one in seen if one.gave_up and not one.trained), None)
     silent = code == 0 and all(one.complete and not one.trained and not one.busy for one in seen)
     if quit_early or silent:
@@ -158,7 +161,8 @@ def _cause(log: LogFile, found: Found, code: int | None) -> Cause:
     at = found.line.time or _time(log, found.line)
     cause = exit_codes.failure(kind, who, evidence, found.host or log.name, rank, at)
     advice = found.fix or CAUSES.get(kind, {}).get("fix_of_file")
-    return replace(cause, advice=advice, confidence=found.confidence, trainer=found.trainer)
+    summary = found.summary(kind, who)
+    return replace(cause, summary=summary, advice=advice, confidence=found.confidence, trainer=found.trainer)
 
 
 def _place(line: Line) -> str:

@@ -10,11 +10,12 @@ from tools.core.tables import load
 
 @dataclass(frozen=True)
 class Sign:
-    """One pattern of a class. `stack` must match the report's stack too. `fix` replaces the remedy."""
+    """One pattern of a class. `stack` must match the report's stack too. `fix` and `says` replace the class's words."""
 
     match: re.Pattern[str]
     stack: re.Pattern[str] | None
     fix: str | None
+    says: str | None
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ def of_program(text: str) -> str | None:
 
 def _sign(pattern: dict[str, str]) -> Sign:
     stack = re.compile(pattern["stack"]) if "stack" in pattern else None
-    return Sign(re.compile(pattern["match"]), stack, pattern.get("fix"))
+    says = pattern["says"] if "fix" in pattern else None  # the class's meaning belongs to the class's remedy
+    return Sign(re.compile(pattern["match"]), stack, pattern.get("fix"), says)
 
 
 def _any_of(patterns: list[dict[str, str]]) -> re.Pattern[str]:
