@@ -134,6 +134,11 @@ def test_an_interrupt_is_named_and_does_not_hide_a_failure(yard: Yard) -> None:
     assert both["causes"][0]["rank"] == 1
 
 
+def test_the_remedy_of_an_exit_code_needs_no_cluster(yard: Yard) -> None:
+    found = yard.json("why", "--log", write("a.log", STEPS), "--exit-code", "1", code=1)
+    assert "yard job logs" not in found["causes"][0]["remedy"]
+
+
 # What programs print of their steps, in forms that the reader of metrics need not know.
 PROGRESS = (
     "iter {n} loss 2.{n}",

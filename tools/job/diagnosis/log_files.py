@@ -125,7 +125,8 @@ def _without_failure(logs: list[LogFile], code: int | None, checked: list[str]) 
         last = next((line for log in logs for line in reversed(log.lines) if line.text.strip()), None)
         evidence = [short(f"exit code {code}, last line: {last.text.strip() if last else 'none'}")]
         cause = exit_codes.failure(kind or ("command" if code in (126, 127) else "crash"), "the process", evidence, "")
-        cause = replace(cause, confidence="low: only the exit code shows it")
+        advice = CAUSES[cause.kind].get("fix_of_file")
+        cause = replace(cause, advice=advice, confidence="low: only the exit code shows it")
         if code == exit_codes.INTERRUPTED:
             cause = replace(cause, summary="the process: it was interrupted: SIGINT", advice=INTERRUPTED)
         return Explanation(State.FAIL, cause.summary, [cause], checked)
