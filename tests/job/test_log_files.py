@@ -12,6 +12,7 @@ import pytest
 
 from tests.job.conftest import Yard
 from tests.job.log_corpus import CASES, HEALTHY
+from tools.cells import locate
 from tools.core.errors import UserError
 from tools.core.verdict import State
 from tools.job.diagnosis import log_causes, log_files
@@ -137,6 +138,12 @@ def test_an_interrupt_is_named_and_does_not_hide_a_failure(yard: Yard) -> None:
 def test_the_remedy_of_an_exit_code_needs_no_cluster(yard: Yard) -> None:
     found = yard.json("why", "--log", write("a.log", STEPS), "--exit-code", "1", code=1)
     assert "yard job logs" not in found["causes"][0]["remedy"]
+
+
+def test_a_run_of_this_machine_is_told_from_a_cell() -> None:
+    with pytest.raises(UserError, match="a run of this machine") as raised:
+        locate.cell_path(str(Path(write("my run/run.json", "{}")).parent))
+    assert raised.value.hint == "yard job why --log 'my run'/logs/*.log; yard job goodput 'my run'"
 
 
 # What programs print of their steps, in forms that the reader of metrics need not know.

@@ -1,5 +1,6 @@
 """Which directory a user means by a cell's name."""
 
+import shlex
 from pathlib import Path
 
 from tools.cells import kustomize
@@ -32,7 +33,12 @@ def cell_path(text: str) -> Path:
     for candidate in (Path(text).expanduser(), repo.root() / text, repo.root() / "overlays" / text):
         if candidate.is_dir() and is_kustomization(candidate):
             return candidate.resolve()
-    if Path(text).expanduser().is_dir():
+    path = Path(text).expanduser()
+    if (path / "run.json").is_file():
+        own = shlex.quote(str(path))
+        hint = f"yard job why --log {own}/logs/*.log; yard job goodput {own}"
+        raise UserError(f"{text}: a run of this machine, and neither a job nor a cell", hint)
+    if path.is_dir():
         raise UserError(f"{text}: no kustomization.yaml in this directory", _hint(text))
     raise UserError(f"no such cell: {text}", _hint(text))
 
