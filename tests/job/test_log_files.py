@@ -140,6 +140,22 @@ def test_the_remedy_of_an_exit_code_needs_no_cluster(yard: Yard) -> None:
     assert "yard job logs" not in found["causes"][0]["remedy"]
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "size mismatch for lm_head.weight: copying a param with shape torch.Size([32000, 8]) from checkpoint, the shape"
+        " in current model is torch.Size([32001, 8]).\n\tsize mismatch for embed.weight: copying a param",
+        'Missing key(s) in state_dict: "layers.0.weight".',
+    ],
+)
+def test_a_checkpoint_of_another_model_is_not_called_damaged(yard: Yard, message: str) -> None:
+    error = f"{MEMORY.rpartition('torch.')[0]}RuntimeError: Error(s) in loading state_dict for Llama:\n\t{message}\n"
+    found = yard.json("why", "--log", write("a.log", error), code=1)["causes"][0]
+    assert found["cause"] == "checkpoint"
+    assert found["summary"].endswith("the checkpoint belongs to another model")
+    assert "make the model as the checkpoint has it" in found["remedy"]
+
+
 def test_a_run_of_this_machine_is_told_from_a_cell() -> None:
     with pytest.raises(UserError, match="a run of this machine") as raised:
         locate.cell_path(str(Path(write("my run/run.json", "{}")).parent))
