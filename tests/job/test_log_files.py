@@ -222,7 +222,8 @@ def test_steps_in_any_form_are_training(form: str) -> None:
 )
 def test_what_a_collector_puts_before_lines_is_not_read(prefix: str) -> None:
     for case in CASES[::9]:
-        if case.name.endswith(("behind-a-long-prefix", "its-own-brackets-around-the-time")):  # two collectors, one behind the other
+        # Two collectors, one behind the other.
+        if case.name.endswith(("behind-a-long-prefix", "its-own-brackets-around-the-time")):
             continue
         lines = case.text.split("\n")
         marked = (prefix.format(n=n % 10) + line for n, line in enumerate(lines))
