@@ -61,3 +61,16 @@ def test_new_steps_show_that_an_error_was_survived(after: list[str]) -> None:
     found = log_causes.first_cause(log_lines.read("\n".join([*before, error, *after[:1] * 9])))
     assert found is not None, "one step is not enough, however often it is printed"
     assert found.kind == "storage-full"
+
+
+def test_errors_that_training_survived_are_told() -> None:
+    errors = {10: FULL.format(n=10), 20: FULL.format(n=20)}
+    lines = [line for n in range(1, 31) for line in (f"step {n} loss 2.1", errors.get(n)) if line]
+    healthy = explained(lines)
+    assert healthy.state is State.PASS
+    assert "no line reports a failure, but 2 errors that training survived (a.log:11, a.log:22)," in healthy.summary
+    (cause,) = explained(lines, 1).causes
+    assert (cause.kind, str(cause.confidence)[:4]) == ("storage-full", "low:")
+    assert cause.evidence == [f"a.log:22: {errors[20]}", "exit code 1"]
+    assert explained(lines, 137).causes[0].kind == "killed", "the code itself says more"
+    assert explained([line for line in lines if "ERROR" not in line], 1).causes[0].kind == "crash"

@@ -41,7 +41,7 @@ class Found:
     another exception follows. `unsure`: it stands near the end of the log, but the program is not known.
     `guessed`: no pattern knows it, so the class is what it is about, `script` or `crash`. `place` is the last
     frame of its traceback that is in no installed package. `bare`: without its traceback.
-    `trainer` is the one of trainers.yaml that wrote the log.
+    `trainer` is the one of trainers.yaml that wrote the log. `survived`: new steps follow it.
     """
 
     kind: str
@@ -62,6 +62,7 @@ class Found:
     bare: bool = False
     place: str = ""
     trainer: str = ""
+    survived: bool = False
 
     @property
     def evidence(self) -> str:
@@ -105,6 +106,8 @@ class Found:
     @property
     def confidence(self) -> str:
         """How much the log proves, and why."""
+        if self.survived:
+            return "low: training survived this error, and no later line says why the process ended"
         if self.concluded:
             return "high: the pod's first process says so"
         if self.kind in UNKNOWN:
@@ -129,6 +132,12 @@ def first_cause(lines: Iterable[Line]) -> Found | None:
     every = list(lines)
     found = _first_cause(every)
     return found and replace(found, trainer=_trainer([found.line, *every[:NAMED], *every[-NAMED:]]))
+
+
+def of_survived(report: Report) -> Found:
+    """Return what a report says that training survived. It may still tell why the process ended later."""
+    found = _found(report) or Found("crash", report.line, report.line.rank, text=report.text)
+    return replace(found, weight=report.weight, survived=True)
 
 
 def _trainer(lines: list[Line]) -> str:

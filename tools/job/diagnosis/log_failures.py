@@ -73,6 +73,14 @@ def of(lines: Iterable[Line]) -> list[Report]:
     return [one for one in _reports(every, survival.first) if not survival.covers(one.line, one.index)]
 
 
+def survived(lines: Iterable[Line]) -> list[Report]:
+    """Return the exceptions and errors of a log that training survived."""
+    every = plain(lines)
+    survival = log_survival.of(every)
+    reports = _reports(every) if survival.last else ()
+    return [one for one in reports if one.weight <= Weight.LOGGED and survival.covers(one.line, one.index)]
+
+
 def unexplained(lines: Iterable[Line]) -> tuple[Line | None, Line | None, Line | None]:
     """Return where a traceback is cut, the first line that says that a child ended itself, and the last warning.
 

@@ -31,6 +31,7 @@ MOST = 512  # files
 CUT = "the log ends inside a traceback, which shows where it failed and not why: give the lines that follow"
 LEFT = "a process failed, and its own output is not in the log: give the log of that rank"
 INTERRUPTED = "nothing, if the interrupt was intended; a new start resumes from the newest checkpoint"
+SHOWN = 3  # errors that training survived
 NEAR = 200  # lines before a failure that may have its time
 # Ranks in the names of files: `rank3.log`, and `attempt_0/3/stderr.log` of torchrun --log-dir.
 _RANK = re.compile(r"rank[-_.]?(\d{1,6})(?!\d)|attempt_\d{1,6}/(\d{1,6})/std(?:out|err)\.log$")
@@ -121,6 +122,11 @@ def _without_failure(logs: list[LogFile], code: int | None, checked: list[str]) 
             return Explanation(State.FAIL, lost.summary, [replace(lost, evidence=evidence)], checked)
         for lost in performance.lost_in_words(log.lines):
             return Explanation(State.FAIL, lost.summary, [lost], checked)
+    survived = [(log, report) for log in logs for report in log_failures.survived(log.lines)]
+    if code and survived and kind is None and code not in (126, 127):
+        log, report = survived[-1]
+        cause = _cause(log, log_causes.of_survived(report), code)
+        return Explanation(State.FAIL, cause.summary, [cause], checked)
     if code:
         last = next((line for log in logs for line in reversed(log.lines) if line.text.strip()), None)
         evidence = [short(f"exit code {code}, last line: {last.text.strip() if last else 'none'}")]
@@ -147,10 +153,19 @@ def _without_failure(logs: list[LogFile], code: int | None, checked: list[str]) 
     trained = [one.step for one in seen if one.trained]
     if trained or code == 0:
         steps = max((step for step in trained if step is not None), default=None)
-        words = "no line reports a failure" + (f", the last step is {steps}" if steps is not None else "")
+        words = _survived([report.line for _, report in survived])
+        words += f", the last step is {steps}" if steps is not None else ""
         return Explanation(State.PASS, words + (", exit code 0" if code == 0 else ""), checked=checked)
     checked += [f"the last warning: {_place(one)}: {short(one.text.strip())}" for one in warned if one]
     return Explanation(State.CANNOT_TELL, "no line reports a failure or a training step", checked=checked)
+
+
+def _survived(lines: list[Line]) -> str:
+    """Return what logs report that end well, with the places of the first errors that training survived."""
+    if not lines:
+        return "no line reports a failure"
+    places = ", ".join(map(_place, lines[:SHOWN])) + (", …" if len(lines) > SHOWN else "")
+    return f"no line reports a failure, but {count(len(lines), 'error')} that training survived ({places})"
 
 
 def _cause(log: LogFile, found: Found, code: int | None) -> Cause:

@@ -26,6 +26,11 @@ class Survival:
         """The index before which every report was survived."""
         return min([self.by_all, *self.by_writer.values()])
 
+    @property
+    def last(self) -> int:
+        """The index behind which no report was survived."""
+        return max([self.by_all, *self.by_writer.values()])
+
     def covers(self, line: Line, index: int) -> bool:
         """Return whether the report at a line was survived: by its own rank, if that prints its steps."""
         return index < self.by_writer.get(_writer(line), self.by_all)
