@@ -162,6 +162,21 @@ def test_a_run_of_this_machine_is_told_from_a_cell() -> None:
     assert raised.value.hint == "yard job why --log 'my run'/logs/*.log; yard job goodput 'my run'"
 
 
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ('ERROR: missing key "lr" in config.yaml', "config"),
+        ("ERROR: missing key AWS_REGION in the environment", "config"),
+        ("error: missing keys in the config: model.hidden", "config"),
+        ("ERROR: loading failed: missing keys in the model: layers.0.bias", "checkpoint"),
+        ("ERROR: unexpected keys in the state_dict: layers.0.bias", "checkpoint"),
+    ],
+)
+def test_missing_keys_are_of_a_checkpoint_only_where_words_say_so(yard: Yard, error: str, kind: str) -> None:
+    found = yard.json("why", "--log", write("a.log", f"start\n{error}\n"), code=1)
+    assert found["causes"][0]["cause"] == kind
+
+
 # What programs print of their steps, in forms that the reader of metrics need not know.
 PROGRESS = (
     "iter {n} loss 2.{n}",
