@@ -177,6 +177,24 @@ def test_missing_keys_are_of_a_checkpoint_only_where_words_say_so(yard: Yard, er
     assert found["causes"][0]["cause"] == kind
 
 
+@pytest.mark.parametrize(
+    ("driver", "broken"),
+    [
+        ("NVRM: Xid (PCI:0000:53:00): 79, pid=1, name=python, GPU has fallen off the bus.", True),
+        ("[ 18.3] NVRM: Xid (PCI:0000:53:00): 48, An uncorrectable double bit error has been detected", True),
+        ("NVRM: Xid (PCI:0000:53:00): 31, pid=1, name=python, MMU Fault", False),
+        ("NVRM: Xid (PCI:0000:53:00): 13, Graphics Exception", False),
+    ],
+)
+def test_the_drivers_word_on_a_broken_gpu_explains_a_failed_call(yard: Yard, driver: str, broken: bool) -> None:
+    error = MEMORY.replace("torch.OutOf", "[rank2]: ").partition("[rank2]")[0]
+    log = f"{driver}\n{error}RuntimeError: CUDA error: unspecified launch failure\n"
+    found = yard.json("why", "--log", write("a.log", log), code=1)["causes"][0]
+    assert found["cause"] == "device"
+    assert found["remedy"].startswith("cordon the node") == broken
+    assert (f"a.log:1: {driver}" in found["evidence"]) == broken
+
+
 # What programs print of their steps, in forms that the reader of metrics need not know.
 PROGRESS = (
     "iter {n} loss 2.{n}",

@@ -41,7 +41,8 @@ class Found:
     another exception follows. `unsure`: it stands near the end of the log, but the program is not known.
     `guessed`: no pattern knows it, so the class is what it is about, `script` or `crash`. `place` is the last
     frame of its traceback that is in no installed package. `bare`: without its traceback.
-    `trainer` is the one of trainers.yaml that wrote the log. `survived`: new steps follow it.
+    `trainer` is the one of trainers.yaml that wrote the log. `survived`: new steps follow it. `driver`
+    is the driver's line about a broken GPU, which explains the failed call.
     """
 
     kind: str
@@ -63,6 +64,7 @@ class Found:
     place: str = ""
     trainer: str = ""
     survived: bool = False
+    driver: Line | None = None
 
     @property
     def evidence(self) -> str:
@@ -92,7 +94,10 @@ class Found:
 
     def cited(self, source: str) -> list[str]:
         """The evidence: `source` with the failing line, and the program's own place if no class is proven."""
-        return [f"{source}: {short(self.evidence)}"] + ([short(f"raised at {self.place}")] if self.place else [])
+        line = self.driver
+        driver = [short(f"{line.pod}:{line.number}: {line.text.strip()}")] if line else []
+        raised = [short(f"raised at {self.place}")] if self.place else []
+        return [f"{source}: {short(self.evidence)}", *driver, *raised]
 
     @property
     def exception(self) -> bool:
@@ -162,6 +167,8 @@ def _first_cause(every: list[Line]) -> Found | None:
     if said and found and found.guessed and found.kind == "unreachable":
         outside = log_topics.table("outside")
         found = _in_any_line(every, [form("quiet")], lambda one: one.kind in outside) or found
+    if found and found.kind == "device":
+        found = _of_a_broken_gpu(found, reports)
     if found is None or (found.kind in UNKNOWN and found.vague):  # the log does not explain the end
         warned = _in_any_line(every, [form("quiet")], lambda one: not one.victim) if said else None
         found = warned or found or _at_the_end(every, reports) or next(iter(reported), None)
@@ -175,6 +182,12 @@ def _first_cause(every: list[Line]) -> Found | None:
         or _in_any_line(plain, [form("any_mild"), harmless], lambda _: True)
         or _waits([line for line in plain if line.text.strip()][-WARNED:])
     )
+
+
+def _of_a_broken_gpu(found: Found, reports: list[Report]) -> Found:
+    """Return a failed call with the driver's line that explains it, and with the remedy for a broken GPU."""
+    driver = next((one.line for one in reports if form("broken_gpu").search(one.line.text)), None)
+    return replace(found, driver=driver, fix=None, says=None) if driver and driver != found.line else found
 
 
 def _waits(last: list[Line]) -> Found | None:
