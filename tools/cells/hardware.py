@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from tools import __version__
 from tools.core.errors import UserError
@@ -91,9 +92,25 @@ def machine(name: str, entry: Mapping[str, Any]) -> Instance:
         return OwnNode.model_validate(entry["node"]).machine(name)
     except ValidationError as problem:
         first = problem.errors()[0]
-        raise UserError(f"{'.'.join(map(str, ('node', *first['loc'])))}: {first['msg']}") from None
+        keys = [str(one) for one in first["loc"] if one != "[key]"]
+        raise UserError(f"{'.'.join(('node', *keys))}: {_said(first)}") from None
     except UserError as problem:
         raise UserError(f"node.{problem.message}", problem.hint) from None
+
+
+def _said(error: ErrorDetails) -> str:
+    """Return what is wrong with a value of a node, in words."""
+    value, least = error["input"], error.get("ctx", {}).get("ge", 0)
+    known = {
+        "greater_than_equal": f"{_size(value)} is less than {_size(least)}",
+        "int_parsing": f"{value} is not a whole number",
+        "string_pattern_mismatch": f"{value!r} is not a name of letters, digits and the characters . _ / -",
+    }
+    return known.get(error["type"], error["msg"].removeprefix("Value error, "))
+
+
+def _size(value: Any) -> str:
+    return f"{value / 2**30:.3g}Gi" if isinstance(value, float) and value >= 2**20 else f"{value}"
 
 
 def files(name: str, found: Instance) -> dict[str, str]:

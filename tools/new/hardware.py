@@ -7,7 +7,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from tools.cells import matrix, memory
-from tools.cells.hardware import DEVICES
+from tools.cells.hardware import DEVICES, machine
 from tools.cells.matrix_file import Cell, text_of
 from tools.core import UserError, repo
 from tools.facts.instances import EFA
@@ -49,6 +49,7 @@ def write(root: Path, name: str, entry: Mapping[str, Any], models: tuple[str, ..
     Return the cells. Raises UserError, after which all is as before.
     """
     component.check_name(name, "hardware")
+    machine(name, entry)  # an error in it has no line in the matrix yet
     path = root / matrix.MATRIX
     before = text_of(path, root)
     known = matrix.read(root)
