@@ -74,8 +74,11 @@ def same_states(runs: Runs) -> None:
         one.state = "s"
 
 
-def fetched(runs: Runs, *of_workers: str) -> None:
-    """Let the workers of a loader begin a stream with these samples, one a letter."""
+def fetched(runs: Runs, *of_workers: str, trained: bool = True) -> None:
+    """Let the workers of a loader begin a stream with these samples, one a letter, on which a step may train."""
+    if trained:
+        batch = runs["whole"].ranks[0].of(Batch)[0]
+        batch.rows = [*batch.rows, *of_workers[0]]
     for worker, rows in enumerate(of_workers):
         runs["whole"].fetched.append(Fetched(0, 0, 0, worker, list(rows)))
 

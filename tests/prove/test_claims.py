@@ -373,3 +373,9 @@ def test_checkpoints_of_a_process_that_is_not_a_rank_are_unknown() -> None:
     assert (verdict.state, verdict.details["findings"]) == (State.CANNOT_TELL, [])
     assert "files like checkpoints are written" in verdict.summary
     assert any("step-" in line for line in verdict.evidence)
+
+
+def test_workers_of_a_stream_that_no_step_trains_on_are_a_warning() -> None:
+    """Its loader may be for evaluation."""
+    verdict = judge("data", changed(lambda runs: fetched(runs, "abcde", "abcde", trained=False)))
+    assert (verdict.state, verdict.details["findings"]) == (State.WARN, ["same-workers"])

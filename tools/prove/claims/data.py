@@ -183,7 +183,11 @@ def _dropout(run: Run) -> list[Finding]:
 
 
 def _replicated(run: Run) -> list[Finding]:
-    """Compare the first batches that the workers of one loader read of a stream in one pass."""
+    """Compare the first batches that the workers of one loader read of a stream in one pass.
+
+    It is only a warning where no step trained on these samples: the loader may be for evaluation.
+    """
+    trained = {row for rank in run.readers for batch in rank.batches for row in batch.rows}
     seen: dict[tuple[int, int, int], dict[tuple[str, ...], int]] = defaultdict(dict)
     for one in run.fetched:
         rows, of_pass = tuple(one.rows), seen[one.rank, one.loader, one.passes]
@@ -193,7 +197,8 @@ def _replicated(run: Run) -> list[Finding]:
                 f"rank {one.rank}: workers {other} and {one.worker} begin with the same {len(rows)} samples, "
                 f"first digest {rows[0]}"
             )
-            return [failed("same-workers", "the workers of a loader read the same samples of a stream", text)]
+            finding = failed if rows[0] in trained else warned
+            return [finding("same-workers", "the workers of a loader read the same samples of a stream", text)]
     return []
 
 
