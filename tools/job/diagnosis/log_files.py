@@ -15,7 +15,7 @@ from typing import IO, cast
 
 from tools.core import State, UserError, moment
 from tools.core.output import count
-from tools.job.diagnosis import exit_codes, log_causes, log_failures, no_steps, performance
+from tools.job.diagnosis import exit_codes, log_causes, log_failures, log_patterns, no_steps, performance
 from tools.job.diagnosis.cause import CAUSES, Cause, short
 from tools.job.diagnosis.explain import Explanation
 from tools.job.diagnosis.log_causes import Found
@@ -30,7 +30,6 @@ GZIP = b"\x1f\x8b"
 MOST = 512  # files
 CUT = "the log ends inside a traceback, which shows where it failed and not why: give the lines that follow"
 LEFT = "a process failed, and its own output is not in the log: give the log of that rank"
-INTERRUPTED = "nothing, if the interrupt was intended; a new start resumes from the newest checkpoint"
 SHOWN = 3  # errors that training survived
 NEAR = 200  # lines before a failure that may have its time
 # Ranks in the names of files: `rank3.log`, and `attempt_0/3/stderr.log` of torchrun --log-dir.
@@ -133,8 +132,9 @@ def _without_failure(logs: list[LogFile], code: int | None, checked: list[str]) 
         cause = exit_codes.failure(kind or ("command" if code in (126, 127) else "crash"), "the process", evidence, "")
         advice = CAUSES[cause.kind].get("fix_of_file")
         cause = replace(cause, advice=advice, confidence="low: only the exit code shows it")
-        if code == exit_codes.INTERRUPTED:
-            cause = replace(cause, summary="the process: it was interrupted: SIGINT", advice=INTERRUPTED)
+        if code == exit_codes.INTERRUPTED:  # in the words of the exception that Python prints for it
+            _, sign = next(filter(None, (row.search("KeyboardInterrupt") for row in log_patterns.classes())))
+            cause = replace(cause, summary=f"the process: {sign.says}", advice=sign.fix)
         return Explanation(State.FAIL, cause.summary, [cause], checked)
     quit_early = next((one for one in seen if one.gave_up and not one.trained), None)
     silent = code == 0 and all(one.complete and not one.trained and not one.busy for one in seen)
