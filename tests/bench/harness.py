@@ -18,6 +18,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -34,6 +35,7 @@ from tests.bench.live import ROOT, SideError
 from tests.bench.pressure import LIMIT, Meter
 from tests.bench.sides import Bench, Figures, Side, end_sides_at_sigterm, write_corpus
 from tests.parts import ledger, venv
+from training.device.cpu import fastest_format
 
 HERE, PLACE = ROOT / "tests/bench", ROOT / ".cache/bench"
 RESULTS = HERE / "results"
@@ -117,9 +119,8 @@ def processor() -> tuple[str, str]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     values = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
     names = {name.strip(): value.strip() for name, value in values.items()}
-    flags = names.get("flags", "").split()
-    kind = "amx" if "amx_bf16" in flags else "bf16" if "avx512_bf16" in flags else "fp32"
-    return f"{names.get('model name', platform.machine())}, {len(os.sched_getaffinity(0))} processors", kind
+    name = names.get("model name", platform.machine())
+    return f"{name}, {len(os.sched_getaffinity(0))} processors", fastest_format()
 
 
 def machine() -> dict[str, str]:
@@ -294,6 +295,7 @@ def main(arguments: list[str]) -> int:
         print("error: the peers' environment is missing: run `make bench`, which makes it", file=sys.stderr)
         return 3
     known = machine()
+    kept = RESULTS / f"{re.sub(r'[^A-Za-z0-9]+', '-', known['processor'])}.json"
     say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
     began = time.monotonic()
     end_sides_at_sigterm()
@@ -307,13 +309,13 @@ def main(arguments: list[str]) -> int:
     answer = {
         "machine": known, **now, "command": f"make bench{'' if quick else '-all'}",
         "seconds": round(time.monotonic() - began), "pressure": LIMIT,
-        "rows": with_earlier(rows, now, RESULTS / f"{known['kind']}.json"),
+        "rows": with_earlier(rows, now, kept),
     }  # fmt: skip
     written = PLACE / "results.json"
     written.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
     if given.keep:
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{known['kind']}.json").write_text(written.read_text())
+        kept.write_text(written.read_text())
     print("\n".join(table_lines(results)))
     say(f"written to {written.relative_to(ROOT)}")
     return exit_code(results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import subprocess
@@ -15,6 +16,7 @@ import torch
 
 from training.config import Config, ConfigError, apply_override, load_texts
 from training.device import card_peak, cpu_threads, resolve
+from training.device.cpu import fastest_format
 from training.distributed.ranks import Ranks
 from training.trainer.parallelize import Parallel
 
@@ -56,6 +58,32 @@ def test_a_cpus_peak_is_measured(config: Config) -> None:
     assert source == "measured"
     assert peak is not None
     assert peak > 1e6
+
+
+@pytest.mark.parametrize(
+    ("abilities", "fastest", "precision"),
+    [
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": True}, "amx", "bf16"),
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": False}, "fp32", "fp32"),
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": True, "amx_bf16": False}, "bf16", "bf16"),
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": False}, "fp32", "fp32"),
+        ({"architecture": "aarch64"}, "fp32", "fp32"),
+    ],
+)
+def test_precision_is_what_the_processor_multiplies_fastest(
+    texts: Texts, monkeypatch: pytest.MonkeyPatch, abilities: dict[str, Any], fastest: str, precision: str
+) -> None:
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: abilities)
+    assert fastest_format() == fastest
+    assert resolve(_resolved(texts, "device.precision=auto")).precision == precision
+    assert resolve(_resolved(texts, "device.precision=bf16")).precision == "bf16"
+
+
+def test_a_peak_is_not_above_what_one_thread_saw(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = itertools.count()
+    monkeypatch.setattr("time.process_time", lambda: 0.0)
+    monkeypatch.setattr("time.thread_time", lambda: next(own) / 2)
+    assert resolve(config).peak_flops()[0] == 2 * 1024**3 / 0.5
 
 
 def test_threads_are_the_pods_processors_over_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,8 @@ class Device(Section):
 
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Number format of the computation, while weights and the optimizer's state stay in fp32; `auto` is bf16
-    where the device supports it natively."""
+    where the device multiplies it faster than fp32: on cards, on Trainium, and on processors with AMX or, unless they
+    are Intel's, AVX512-BF16."""
 
     attention: Literal["auto", "eager", "blocks", "sdpa", "flex_attention"] = "auto"
     """The implementation of attention; `auto` is flex_attention on cuda (sdpa for BERT and where nothing but the order

@@ -35,7 +35,7 @@ class Cpu(Device):
 
     def peak_flops(self) -> tuple[float | None, str]:
         """Measured now with this rank's threads; the sum over ranks is right only if all measure at once."""
-        return _measure_matmul(self.precision), "measured"
+        return matmul_peak(self.precision), "measured"
 
 
 def resolve_cpu(config: Config) -> Cpu:
@@ -71,12 +71,20 @@ def cpu_threads() -> int:
 def _precision(config: Config) -> str:
     if config.device.precision != "auto":
         return config.device.precision
-    # Without hardware support bf16 is emulated and several times slower than fp32.
-    native = any(
-        getattr(torch.cpu, name, lambda: False)()
-        for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_arm_bf16_supported")
-    )
-    return "bf16" if native else "fp32"
+    return "fp32" if fastest_format() == "fp32" else "bf16"
+
+
+def fastest_format() -> str:
+    """Return what this processor multiplies fastest: "amx" (bf16 in tiles), "bf16" or "fp32".
+
+    Without hardware support bf16 is emulated and several times slower than fp32. Intel's processors with AVX512-BF16
+    but without AMX, as many virtual machines show them, multiply it half as fast as fp32: see docs/performance.md.
+    """
+    abilities = torch.cpu.get_capabilities()
+    if abilities.get("amx_bf16"):
+        return "amx"
+    intel = str(abilities.get("cpu_name", "")).startswith("Intel")
+    return "bf16" if abilities.get("avx512_bf16") and not intel else "fp32"
 
 
 def _compiles(config: Config, precision: str) -> tuple[bool, str]:
@@ -93,7 +101,8 @@ def _compiles(config: Config, precision: str) -> tuple[bool, str]:
     return False, lacking
 
 
-def _measure_matmul(precision: str, size: int = 1024, rounds: int = 12) -> float:
+def matmul_peak(precision: str, size: int = 1024, rounds: int = 12) -> float:
+    """Return the best FLOP/s of `rounds` products of two square matrices of `size` rows with this process's threads."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(size, size, generator=generator).to(dtype)
@@ -103,7 +112,10 @@ def _measure_matmul(precision: str, size: int = 1024, rounds: int = 12) -> float
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """Seconds on the processors: while other programs run, the wall clock would show their work too."""
-    start = time.process_time()
+    """Seconds on the processors: while other programs run, the wall clock would show their work too.
+
+    The kernel sometimes counts too little for the other threads, so this thread's own seconds are the least.
+    """
+    whole, own = time.process_time(), time.thread_time()
     work()
-    return (time.process_time() - start) / torch.get_num_threads()
+    return max((time.process_time() - whole) / torch.get_num_threads(), time.thread_time() - own)
