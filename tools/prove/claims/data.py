@@ -8,7 +8,7 @@ from tools.prove.claims import Finding, failed, passed, unknown, warned
 from tools.prove.observed import Proof, Rank, Run, at_random, places, samples
 from training.prove.records import Batch, Peers
 
-MOST = 0.5  # share of the samples that two ranks have in common, from which on it is no accident
+MOST = 0.5  # share of the samples that two ranks have in common, from which it is not an accident
 Passes = dict[int | None, list[str]]
 Naming = Callable[[Batch], list[str]]
 WINDOW = 8  # samples
