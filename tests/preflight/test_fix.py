@@ -252,3 +252,22 @@ def test_a_generated_directory_is_refused(directory: Path) -> None:
     found = fix.plan(MINE, "x")
     with pytest.raises(UserError, match="is generated: a repair would be lost"):
         fix.in_kustomization(directory, found)
+
+
+def test_empty_documents_and_those_without_repairs_stay() -> None:
+    """As `helm template` prints them. A repair has the text of its own object."""
+    job = MINE.partition("---\n")[0]
+    other = job.replace("name: mine", "name: other").replace("0444", "0555").replace("example.com/a", "example.com/b")
+    text = f"---\n# Source: chart/off.yaml\n---\n# Source: chart/a.yaml\n{job}---\n{other}---\n# end\n"
+    found = fix.plan(text, "x")
+    repaired = fix.repaired_text(text, "x", found)
+    values = [one["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["env"][0]["value"]
+              for one in parse(repaired, "x").objects]  # fmt: skip
+    assert values == ["0444", "0555"]
+    kept = MINE.partition("---\n")[2]
+    assert [line for line in text.splitlines() if "Source" in line or "# end" in line] == [
+        line for line in repaired.splitlines() if "Source" in line or "# end" in line
+    ]
+    odd = "apiVersion: v1\nkind:   ConfigMap\nmetadata: &m {name: odd}\ndata:\n      a:   'b'\n"
+    mixed = f"{odd}---\n{job}---\n{kept}"
+    assert fix.repaired_text(mixed, "x", fix.plan(mixed, "x")).startswith(f"{odd}---\n")
