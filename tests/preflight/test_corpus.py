@@ -388,3 +388,28 @@ def test_no_manifest_crashes_a_rule(seed: int) -> None:
             evaluate(manifests)
             checked += 1
     assert checked > 90
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        *(("a2-ultragpu-8g", "WARN"), ("Standard_ND96asr_v4", "WARN"), ("BM.GPU.H100.8", "WARN"), ("k3s", "WARN")),
+        *(("p5", "FAIL"), ("P5.48xlarge", "FAIL"), ("p5-48xlarge", "FAIL"), ("ml.g5.12xl", "FAIL")),
+    ],
+)
+def test_a_type_of_another_cloud_is_not_a_misspelt_one(name: str, state: str) -> None:
+    manifests = read(CORPUS / "warn" / "instance-of-another-cloud.yaml")
+    spec = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    del spec["affinity"]
+    spec["nodeSelector"] = {"node.kubernetes.io/instance-type": name}
+    (found,) = [one for one in evaluate(manifests).verdicts if one.details["rule"] == "instance-types"]
+    assert found.state.value == state, found
+
+
+@pytest.mark.parametrize(("memory", "remedy"), [(32, "32Gi?"), ("512m", "512Mi?")])
+def test_an_amount_without_its_unit_gets_the_one_that_is_meant(memory: int | str, remedy: str) -> None:
+    manifests = read(CORPUS / "bad" / "memory-without-unit.yaml")
+    (container,) = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    container["resources"] = {"limits": {"memory": memory}}
+    (found,) = [one for one in evaluate(manifests).of(State.FAIL) if one.details["rule"] == "quantities"]
+    assert str(found.remedy).endswith(f": {remedy}")

@@ -20,7 +20,9 @@ ZONES = (ZONE, ZONE_ID)
 # Labels of nodes that share one zone: EKS's groups of the network lie in a zone.
 WITHIN_ZONE = re.compile(rf"{re.escape(ZONE)}|{re.escape(ZONE_ID)}|topology\.k8s\.aws/network-node-layer-[1-9]")
 TYPE_NAME = re.compile(r"[a-z]+[0-9][a-z0-9-]*\.(nano|micro|small|medium|large|xlarge|[0-9]+xlarge|metal(-[0-9]+xl)?)")
+FAMILIES = {name.partition(".")[0] for name in INSTANCES}
 ALMOST = 0.85  # similarity of a misspelt label to the right one
+CLOSE = 0.75  # of a misspelt type to the right one
 ARCH_LABELS = ("kubernetes.io/arch", "beta.kubernetes.io/arch")
 ARCHITECTURES = {"arm64": "arm64", "aarch64": "arm64", "amd64": "amd64", "x86_64": "amd64", "x86-64": "amd64"}
 
@@ -31,7 +33,7 @@ def instance_types(subject: Subject, template: Template) -> Iterator[Verdict]:
     if not selected.names:
         return
     place = Place(template.object, selected.path, ", ".join(selected.names))
-    wrong = [name for name in selected.unknown if not TYPE_NAME.fullmatch(name) and "$" not in name]
+    wrong = [name for name in selected.unknown if _misspelt(name)]
     contradiction = _contradiction(template)
     if wrong:
         match = nearest(wrong[0], INSTANCES)
@@ -40,10 +42,19 @@ def instance_types(subject: Subject, template: Template) -> Iterator[Verdict]:
     elif contradiction:
         yield bad(place, f"node selector and affinity exclude each other: {contradiction}", "keep one")
     elif selected.unknown:
+        others = [name for name in selected.unknown if not TYPE_NAME.fullmatch(name)]
         summary = f"{', '.join(selected.unknown)}: not in tools/facts/instances.yaml"
-        yield doubtful(place, f"{summary}: whether the pod fits is not checked", "add its row")
+        remedy = f"kubectl get nodes -L {INSTANCE_LABELS[0]} shows the types of a cluster" if others else "add its row"
+        yield doubtful(place, f"{summary}: whether the pod fits is not checked", remedy)
     else:
         yield good(place, "known instance types")
+
+
+def _misspelt(name: str) -> bool:
+    """Return whether a name is meant as a type of EC2 and is none. Other clouds have names of other forms."""
+    if TYPE_NAME.fullmatch(name) or "$" in name:
+        return False
+    return name.partition(".")[0].lower() in FAMILIES or nearest(name, INSTANCES, cutoff=CLOSE) is not None
 
 
 def _contradiction(template: Template) -> str:

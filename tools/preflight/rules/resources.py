@@ -47,7 +47,8 @@ def _quantity_fault(name: str, value: object) -> tuple[str, str] | None:
     if number < 0:
         return f"{name} is negative", "use 0 or more"
     if name == "memory" and 0 < number < SMALLEST_MEMORY:
-        return f"memory {value} is {plain(number)} bytes", f"the unit is missing: {value}Gi?"
+        unit, fault = ("Mi", "m is for thousandths") if str(value).endswith("m") else ("Gi", "the unit is missing")
+        return f"memory {value} is {plain(number)} bytes", f"{fault}: {str(value).removesuffix('m')}{unit}?"
     if name == "cpu" and number > MOST_PROCESSORS:
         return f"cpu {value} is {plain(number)} processors", f"for thousandths add an m: {value}m"
     return None
