@@ -6,6 +6,7 @@ import copy
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -281,6 +282,86 @@ def test_what_machines_do_not_state_is_unknown(amounts: str, state: str, said: s
     line = f"MACHINES_1=1 {amounts} with kubernetes.io/arch=amd64\n"
     ((found, summary),) = of_pods(tmp_path, line, locate.rendered(CPU))
     assert (found, said in summary) == (state, True), summary
+
+
+LAB = "MACHINES_1={} cpu=64 memory=500Gi nvidia.com/gpu=8 with kubernetes.io/arch=amd64\n"
+TWO_GPUS = {"limits": {"nvidia.com/gpu": "2", "cpu": "8", "memory": "9Gi"}}
+
+
+def small_pods(count: int, resources: Any, **spec: Any) -> Manifests:
+    """Return the job of a cell with so many pods that ask for this."""
+    manifests = locate.rendered(CPU)
+    job = manifests.jobs()[0]
+    del job["spec"]["elasticPolicy"]
+    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    worker["replicas"] = count
+    worker["template"]["spec"] |= spec
+    worker["template"]["spec"]["containers"][0]["resources"] = resources
+    return manifests
+
+
+def own_pods(kind: str, key: str) -> dict[str, Any]:
+    name = locate.rendered(CPU).jobs()[0]["metadata"]["name"]
+    term = {"topologyKey": key, "labelSelector": {"matchLabels": {"training.kubeflow.org/job-name": name}}}
+    return {kind: {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+
+HOST = "kubernetes.io/hostname"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "affinity", "state", "said"),
+    [
+        (1, {}, "PASS", "fit on"),
+        (1, own_pods("podAntiAffinity", HOST), "FAIL", "each needs cpu 8, memory 9663676416, node 1, nvidia.com/gpu 2"),
+        (4, own_pods("podAntiAffinity", HOST), "PASS", "fit on"),
+        (4, own_pods("podAntiAffinity", "lab/rack"), "CANNOT TELL", "unknown: which nodes share lab/rack is not"),
+        (1, own_pods("podAffinity", HOST), "CANNOT TELL", f"which nodes share {HOST} is not stated"),
+        (0, own_pods("podAffinity", "lab/rack"), "FAIL", "each needs"),
+    ],
+)
+def test_pods_that_stay_apart_take_a_node_each(
+    nodes: int, affinity: dict[str, Any], state: str, said: str, tmp_path: Path
+) -> None:
+    ((found, summary),) = of_pods(tmp_path, LAB.format(nodes), small_pods(4, TWO_GPUS, affinity=affinity))
+    assert (found, said in summary) == (state, True), summary
+
+
+def test_a_port_of_the_host_is_taken_once(tmp_path: Path) -> None:
+    for network, port, state in ((False, {"hostPort": 29500}, "FAIL"), (True, {}, "FAIL"), (False, {}, "PASS")):
+        manifests = small_pods(2, TWO_GPUS, hostNetwork=network)
+        (pod,) = [role["template"]["spec"] for role in manifests.jobs()[0]["spec"]["pytorchReplicaSpecs"].values()]
+        pod["containers"][0]["ports"] = [{"containerPort": 29500, **port}]
+        assert [found for found, _ in of_pods(tmp_path, LAB.format(1), manifests)] == [state]
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "state"),
+    [
+        (LAB.format(1), {}, "PASS"),  # pods that ask for nothing
+        (LAB.format(1), {"ephemeral-storage": "1Gi"}, "CANNOT TELL"),
+        (LAB.format(1).replace("cpu=64", "cpu=64 ephemeral-storage=9Gi"), {"ephemeral-storage": "1Gi"}, "PASS"),
+        ("NODES_T=trn1.32xlarge 1-1 us-west-2b\n", {"aws.amazon.com/neuroncore": "8"}, "PASS"),
+        ("NODES_T=trn1.32xlarge 1-1 us-west-2b\n", {"aws.amazon.com/neuroncore": "9"}, "FAIL"),
+        ("NODES_T=trn1.32xlarge 1-1 us-west-2b\n", {"aws.amazon.com/neurondevice": "4"}, "PASS"),
+    ],
+)
+def test_what_nodes_offer_by_other_names_or_unstated(
+    facts: str, asked: dict[str, str], state: str, tmp_path: Path
+) -> None:
+    ((found, summary),) = of_pods(tmp_path, facts, small_pods(4, {"limits": asked}))
+    assert found == state, summary
+
+
+def test_the_names_of_the_teams_namespace_say_nothing_of_another(tmp_path: Path) -> None:
+    manifests = small_pods(1, TWO_GPUS)
+    job = manifests.jobs()[0]
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "ours"}
+    known = cluster(tmp_path, THERE + "QUEUES=ours\nTEAM_NAMESPACE=team-a\n" + LAB.format(1))
+    for namespace, state in ((None, "PASS"), ("team-a", "PASS"), ("team-b", "CANNOT TELL")):
+        job["metadata"]["namespace"] = namespace
+        named = [one for one in fit.check(known, manifests) if "claim" in one.summary or "queue" in one.summary]
+        assert [one.state.value for one in named] == [state, state], namespace
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,8 @@ def test_a_directory_is_written_from_what_is_there(plane: ControlPlane, yard: Ya
             "NODES_P5_48XLARGE": "p5.48xlarge 1-1 us-west-2b",
         }.items()
     )
-    assert re.match(r"1 cpu=7910m memory=29317Mi nvidia\.com/gpu=4 with ", facts["MACHINES_1"])
+    amounts = r"1 cpu=7910m memory=29317Mi ephemeral-storage=102400Mi nvidia\.com/gpu=4 with "
+    assert re.match(amounts, facts["MACHINES_1"])
     assert [one.instance.name for one in specs.load(tree, "lab").groups] == ["m5.2xlarge", "p5.48xlarge"]
     plugins = (tree / "clusters/lab/plugins/kustomization.yaml").read_text(encoding="utf-8")
     lacking = re.findall(r"base/plugins/(\S+)", plugins.partition("resources:")[2])

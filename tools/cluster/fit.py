@@ -27,6 +27,9 @@ KUEUE, OPERATOR = "base/plugins/kueue", "base/plugins/training-operator"
 OWN_IMAGE = re.compile(r"(?:^|/)trainer-(?:cpu|cuda)(?:[:@]|$)")
 LOCK = "requirements.lock"  # which these images install
 PODS = Decimal(110)  # the most on a node that its kubelet starts by default
+HOST = "kubernetes.io/hostname"
+NODE = "node"  # the resource of which each node has one
+STATED = ("cpu", "memory", "ephemeral-storage")  # what every node has, and a fact may not state
 REASON = "the cluster must serve the job's kind and have its machines, claims and queue"
 
 
@@ -42,12 +45,13 @@ def check(cluster: Spec, manifests: Manifests) -> list[Verdict]:
             found.append(verdict)
             taken += [shares] if shares else []
             for claim in sorted(_claims(role.template["spec"]) - brought):
-                found.append(_named(cluster, "CLAIMS", claim, f"the claim {claim}", "base/storage has claims"))
+                found.append(_of_team(cluster, job, "CLAIMS", claim, f"the claim {claim}", "base/storage has claims"))
         if len(taken) > 1 and not _at_once(taken):
             summary = f"whether all roles of {job.kind} {job.name} fit at the same time is unknown"
             found.append(_verdict(State.CANNOT_TELL, summary, None, cluster.source))
         if job.queue:
-            found.append(_named(cluster, "QUEUES", job.queue, f"the queue {job.queue}", "base/plugins/kueue/queue"))
+            what, remedy = f"the queue {job.queue}", "base/plugins/kueue/queue"
+            found.append(_of_team(cluster, job, "QUEUES", job.queue, what, remedy))
             found += _without_integration(cluster, job)
         if job.kind == "HyperPodPyTorchJob":
             found.append(_hyperpod(cluster, job))
@@ -80,6 +84,15 @@ def _named(cluster: Spec, fact: str, name: str, what: str, remedy: str) -> Verdi
     match = nearest(name, there)
     hint = f"did you mean {match}?" if match else remedy
     return _verdict(State.FAIL, f"the cluster does not have {what}", hint, _at(cluster, fact))
+
+
+def _of_team(cluster: Spec, job: Workload, fact: str, name: str, what: str, remedy: str) -> Verdict:
+    """Look a name up in a fact about the team's namespace, of which it says nothing for jobs in another one."""
+    own, team = job.item["metadata"].get("namespace"), cluster.get("TEAM_NAMESPACE")
+    if own and team and own != team:
+        summary = f"whether namespace {own} has {what} is unknown: {fact} is of namespace {team}"
+        return _verdict(State.CANNOT_TELL, summary, f"yard cluster init NAME -n {own} reads it", _at(cluster, fact))
+    return _named(cluster, fact, name, what, remedy)
 
 
 def _hyperpod(cluster: Spec, job: Workload) -> Verdict:
@@ -164,9 +177,12 @@ def _nodes(cluster: Spec, job: Workload, role: Role) -> tuple[Verdict, dict[str,
         hint = "yard cluster init NAME reads the nodes"
         summary = f"whether {title} fit is unknown: no nodes are described"
         return _verdict(State.CANNOT_TELL, summary, hint, _at(cluster, "NODES_...")), {}
-    asked, together = quantity.pod_requests(spec), _together(job, role)
-    chosen = [one for one in every if _chosen(spec, one)]
-    unclear = {one.fact: doubts for one in chosen if (doubts := _doubts(spec, one, asked, together))}
+    near, apart = (_topologies(job, role, kind) for kind in ("podAffinity", "podAntiAffinity"))
+    alone = {NODE: Decimal(1)} if HOST in apart or _host_ports(spec) else {}
+    asked, together = quantity.pod_requests(spec) | alone, ZONE in near
+    chosen = [replace(one, room={**one.room, NODE: Decimal(1)}) for one in every if _chosen(spec, one)]
+    unseen = [f"which nodes share {key} is not stated" for key in sorted(near - {ZONE} | apart - {HOST})]
+    unclear = {one.fact: doubts for one in chosen if (doubts := [*_doubts(spec, one, asked, together), *unseen])}
     counts = {one.fact: output.count(_room(one, asked), "pod") for one in chosen}
     rows = [f"{_at(cluster, fact)}: {'at most ' if fact in unclear else ''}{pods}" for fact, pods in counts.items()]
     certain = _rooms([one for one in chosen if one.fact not in unclear], asked, together)
@@ -175,7 +191,8 @@ def _nodes(cluster: Spec, job: Workload, role: Role) -> tuple[Verdict, dict[str,
         return _verdict(State.PASS, f"{title} fit on the cluster's nodes", None, *rows), shares
     possible = _rooms(chosen, asked, together)
     if unclear and max(possible.values()) >= role.replicas:
-        summary = f"whether {title} fit is unknown: {'; '.join(itertools.chain(*unclear.values()))}"
+        reasons = dict.fromkeys(itertools.chain(*unclear.values()))
+        summary = f"whether {title} fit is unknown: {'; '.join(reasons)}"
         return _verdict(State.CANNOT_TELL, summary, None, *rows), {}
     there = f"{cluster.source}: " + ", ".join(f"{one.count} of {one.title}" for one in every)
     need = ", ".join(f"{key} {quantity.plain(value)}" for key, value in sorted(asked.items()))
@@ -193,13 +210,19 @@ def _at_once(taken: list[Mapping[str, float]]) -> bool:
     return any(sum(shares.get(zone, shares.get("", 2.0)) for shares in taken) <= 1 for zone in zones)
 
 
-def _together(job: Workload, role: Role) -> bool:
-    """Return whether required pod affinity keeps the pods of a role in the zone of others of the job."""
+def _topologies(job: Workload, role: Role, kind: str) -> set[str]:
+    """Return the labels by which required pod (anti-)affinity keeps the pods of a role near to others of the job."""
     labels = {**((role.template.get("metadata") or {}).get("labels") or {}), **job.selector}
-    terms = ((role.template["spec"].get("affinity") or {}).get("podAffinity") or {}).get(REQUIRED) or []
+    terms = ((role.template["spec"].get("affinity") or {}).get(kind) or {}).get(REQUIRED) or []
     own = [one for one in terms if job.namespace in (one.get("namespaces") or [job.namespace])]
-    found = any(one.get("topologyKey") == ZONE and selects(one.get("labelSelector"), labels) for one in own)
-    return found and sum(one.replicas for one in job.roles) > 1
+    found = {str(one.get("topologyKey")) for one in own if selects(one.get("labelSelector"), labels)}
+    return found if sum(one.replicas for one in job.roles) > 1 else set()
+
+
+def _host_ports(spec: Object) -> bool:
+    """Return whether pods take ports of their node, which has each only once."""
+    field = "containerPort" if spec.get("hostNetwork") else "hostPort"
+    return any(port.get(field) for one in spec["containers"] for port in one.get("ports") or [])
 
 
 def _doubts(spec: Object, one: Machines, asked: Mapping[str, Decimal], together: bool) -> list[str]:
@@ -251,14 +274,14 @@ def _chosen(spec: Object, one: Machines) -> bool:
 
 def _unstated(one: Machines, asked: Mapping[str, Decimal]) -> set[str]:
     """Return what pods ask for, every node has, and of which the fact does not say how much."""
-    return {key for key in ("cpu", "memory") if asked.get(key) and key not in one.room}
+    return {key for key in STATED if asked.get(key) and key not in one.room}
 
 
 def _room(one: Machines, asked: Mapping[str, Decimal]) -> int:
     """Return how many pods the machines take together, each with its own share; the most where a fact lacks one."""
     shares = [one.room.get(key, Decimal(0)) // value for key, value in {"pods": Decimal(1), **asked}.items()
-              if value > 0 and (key in one.room or "/" in key or key.startswith("hugepages-"))]  # fmt: skip
-    return int(min(shares, default=PODS if _unstated(one, asked) else Decimal(1))) * one.count
+              if value > 0 and (key in one.room or quantity.extended(key))]  # fmt: skip
+    return int(min(shares, default=PODS)) * one.count
 
 
 def _claims(spec: Object) -> set[str]:

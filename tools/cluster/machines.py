@@ -5,7 +5,7 @@ Nodes of a known EC2 type are `NODES_P5=p5.48xlarge 2-2 us-west-2b` (tools/clust
     MACHINES_1=2 cpu=3920m memory=14162Mi nvidia.com/gpu=8 with kubernetes.io/arch=amd64
 
 with the number of nodes, what pods can use on each of them (allocatable), and their labels. What such a line
-does not state of cpu and memory is unknown; of devices and huge pages, the nodes have none.
+does not state of cpu, memory and ephemeral-storage is unknown; of devices and huge pages, the nodes have none.
 """
 
 import re
@@ -99,10 +99,18 @@ def _of_group(group: NodeGroup) -> Machines:
     room = {"cpu": Decimal(machine.allocatable_cpu_m) / 1000, EFA: Decimal(machine.efa)}
     room["memory"] = Decimal(machine.allocatable_memory_mib - machine.hugepages_2mi_mib) * MIB
     room["hugepages-2Mi"] = Decimal(machine.hugepages_2mi_mib) * MIB
-    room |= {machine.device_resource: Decimal(machine.accelerators)} if machine.device_resource else {}
+    room |= _of_devices(machine)
     labels = {INSTANCE_TYPE: machine.node_names, ARCHITECTURE: (machine.architecture,)}
     labels |= {ZONE_LABEL: group.zones} if group.zones else {}
     return Machines(group.fact, machine.name, group.most, room, labels)
+
+
+def _of_devices(machine: Instance) -> dict[str, Decimal]:
+    """Return the devices of an instance type, of Neuron by each name under which its plugin offers them."""
+    count = Decimal(machine.accelerators)
+    if machine.device_resource != NEURON:
+        return {machine.device_resource: count} if machine.device_resource else {}
+    return {NEURON: count, f"{NEURON}device": count, f"{NEURON}core": count * machine.cores_per_accelerator}
 
 
 def _other(spec: Spec, name: str) -> Machines:
@@ -149,8 +157,10 @@ def _devices(node: Object) -> tuple[str, ...]:
 
 
 def _least(nodes: list[Object]) -> str:
-    """Return the processors and memory that every one of the nodes has."""
+    """Return the processors, memory and disk that every one of the nodes has."""
     rooms = [amounts((node.get("status") or {}).get("allocatable") or {}) for node in nodes]
     cpu = min(room.get("cpu", Decimal(0)) for room in rooms)
     memory = min(room.get("memory", Decimal(0)) for room in rooms)
-    return f"cpu={int(cpu * 1000)}m memory={int(memory // MIB)}Mi"
+    disk = min(room.get("ephemeral-storage", Decimal(0)) for room in rooms)
+    shown = f" ephemeral-storage={int(disk // MIB)}Mi" if disk else ""
+    return f"cpu={int(cpu * 1000)}m memory={int(memory // MIB)}Mi{shown}"
