@@ -10,9 +10,11 @@ from tests.aws.account import Network, make_cluster, make_group, make_lustre, ma
 from tests.aws.conftest import Change, Gaps, Yard
 from tools.aws.session import Session
 from tools.cells import kustomize
-from tools.cluster import cluster_env, discover, platform
+from tools.cluster import cluster_directory, cluster_env, discover, platform
 from tools.cluster import spec as specs
+from tools.cluster.discover import Found
 from tools.cluster.ownership import Row
+from tools.cluster.snapshot import Snapshot
 from tools.core import repo
 from tools.core.errors import UserError
 
@@ -212,6 +214,23 @@ def test_init_writes_a_new_directory_that_every_command_reads(
     renderer = kustomize.ensure(repo.root(), print)
     rendered = platform.render(checkout, platform.load(checkout, "lab/storage"), renderer)
     assert f"namespace: {spec.namespace}" in rendered
+
+
+def test_init_numbers_machines_anew_and_names_the_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool that is gone leaves no line behind; where nodes are not seen, lines stay."""
+    monkeypatch.setattr(repo, "project", lambda: tmp_path)
+    monkeypatch.setattr(repo, "is_checkout", lambda: False)
+    directory = tmp_path / "clusters/lab"
+    directory.mkdir(parents=True)
+    before = "TEAM_NAMESPACE=a\nMACHINES_1=1 cpu=1\nMACHINES_2=1 cpu=2\nMACHINES_POOL=1 cpu=3\n"
+    (directory / "cluster.env").write_text(before, encoding="utf-8")
+    seen, found = Snapshot({"nodes": []}, {}), Found({"MACHINES_1": "1 cpu=2"})
+    after = before.replace("MACHINES_1=1 cpu=1\nMACHINES_2=1 cpu=2\n", "MACHINES_1=1 cpu=2\n")
+    assert cluster_directory.texts(directory, found, seen, "x") == {"cluster.env": after}
+    assert cluster_directory.texts(directory, Found(), Snapshot({}, {"nodes": "forbidden"}), "x") == {}
+    with pytest.raises(UserError, match=r"^clusters/lab/cluster\.env:2: MACHINES_1=two: two is not a number"):
+        cluster_directory.write(directory, {"cluster.env": before.replace("=1 cpu=1", "=two")})
+    assert (directory / "cluster.env").read_text(encoding="utf-8") == before
 
 
 def test_init_refuses_names_and_contradictions(yard: Yard, checkout: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -364,6 +365,71 @@ def test_the_names_of_the_teams_namespace_say_nothing_of_another(tmp_path: Path)
         assert [one.state.value for one in named] == [state, state], namespace
 
 
+def node(devices: dict[str, str], *taints: str) -> dict[str, Any]:
+    """Return a node that is ready, with taints such as `pool=ml:NoSchedule`."""
+    parts = [re.split("[=:]", one) for one in taints]
+    found = [{"key": part[0], "value": part[1], "effect": part[2]} for part in parts]
+    room = {"cpu": "64", "memory": "500Gi", "pods": "110", **devices}
+    status = {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": room}
+    metadata = {"name": "a", "labels": {"kubernetes.io/arch": "amd64"}}
+    return {"metadata": metadata, "spec": {"taints": found}, "status": status}
+
+
+def facts_of(*nodes: dict[str, Any]) -> str:
+    found = machines.facts(filter(machines.usable, nodes), {}, ["us-west-2b"])
+    return "".join(f"{name}={value}\n" for name, value in found.items())
+
+
+GPUS = {"nvidia.com/gpu": "8"}
+PRESENT, POOL = "nvidia.com/gpu=present:NoSchedule", "pool=ml:NoSchedule"
+
+
+@pytest.mark.parametrize(
+    ("taints", "tolerations", "place", "state", "said"),
+    [
+        ([PRESENT], [], "", "CANNOT TELL", "MACHINES_1 has the taint nvidia.com/gpu, which some clusters let"),
+        ([PRESENT], [], "CLUSTER_NAME=ours\n", "PASS", "fit on"),
+        ([PRESENT], [{"key": "nvidia.com/gpu", "operator": "Exists"}], "", "PASS", "fit on"),
+        ([POOL], [], "", "FAIL", "do not fit: they do not tolerate pool"),
+        ([POOL], [], "CLUSTER_NAME=ours\n", "FAIL", "do not fit: they do not tolerate pool"),
+        ([POOL], [{"key": "pool", "value": "ml"}], "", "PASS", "fit on"),
+        ([POOL], [{"key": "pool", "value": "web"}], "", "FAIL", "do not tolerate pool"),
+        (["node.kubernetes.io/unreachable=:NoExecute"], [{"operator": "Exists"}], "", "CANNOT TELL", "no nodes are"),
+    ],
+)
+def test_pods_must_tolerate_the_taints_that_init_writes(
+    taints: list[str], tolerations: list[Any], place: str, state: str, said: str, tmp_path: Path
+) -> None:
+    """GKE taints nodes with GPUs, and teams the nodes of their pools."""
+    facts = place + facts_of(node(GPUS, *taints))
+    ((found, summary),) = of_pods(tmp_path, facts, small_pods(2, TWO_GPUS, tolerations=tolerations))
+    assert (found, said in summary) == (state, True), summary
+
+
+@pytest.mark.parametrize(
+    ("devices", "taints", "fact"),
+    [
+        ({"nvidia.com/gpu": "4"}, [], "NODES_G5_12XLARGE=g5.12xlarge 1-1 us-west-2b"),
+        ({"nvidia.com/gpu": "4"}, [PRESENT], "NODES_G5_12XLARGE=g5.12xlarge 1-1 us-west-2b"),
+        ({}, [], "NODES_G5_12XLARGE=g5.12xlarge 1-1 us-west-2b"),  # without its device plugin
+        ({"nvidia.com/gpu": "16"}, [], "nvidia.com/gpu=16"),  # time slices
+        ({"nvidia.com/gpu": "3"}, [], "nvidia.com/gpu=3"),
+        ({"nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "28"}, [], "nvidia.com/mig-1g.5gb=28"),
+        ({"nvidia.com/gpu": "4"}, [POOL], "tainted pool=ml:NoSchedule"),
+    ],
+)
+def test_a_node_of_ec2_is_as_its_type_only_with_whole_devices(
+    devices: dict[str, str], taints: list[str], fact: str
+) -> None:
+    labels = {"node.kubernetes.io/instance-type": "g5.12xlarge", "topology.kubernetes.io/zone": "us-west-2b"}
+    item = node(devices, *taints)
+    item["metadata"]["labels"] |= labels
+    (line,) = facts_of(item).splitlines()
+    assert fact in line
+    known = "NODES_G5_12XLARGE" if fact.startswith("NODES") else "MACHINES_1"
+    assert line.startswith(f"{known}=")
+
+
 @pytest.mark.parametrize(
     ("line", "message", "hint"),
     [
@@ -381,6 +447,8 @@ def test_the_names_of_the_teams_namespace_say_nothing_of_another(tmp_path: Path)
         ("MACHINES_1=2 memory=500gi", "memory=500gi is not an amount", "did you mean 500Gi?"),
         ("MACHINES_1=2 memory=500MB", "memory=500MB is not an amount", "did you mean 500M?"),
         ("MACHINES_1=2 memory=lots", "memory=lots is not an amount", None),
+        ("MACHINES_1=2 cpu=1 tainted pool", "pool is not a taint that keeps pods away", "such as pool=ml:NoSchedule"),
+        ("MACHINES_1=2 cpu=1 with a=b tainted pool:Never", "pool:Never is not a taint", "such as"),
         ("MACHINES_1=2 cpu=-62", "cpu=-62 is below 0", "did you mean 62?"),
         ("MACHINES_1=2 cpu=1e40", "cpu=1e40 is more than", None),
         ("MACHINES_1=2 cpu=1e9999999", "cpu=1e9999999 is not an amount", None),

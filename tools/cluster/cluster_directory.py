@@ -19,6 +19,7 @@ from tools.core import UserError, repo, tables
 from tools.kube import Object, name_of
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?")
+NUMBERED = re.compile(rf"(?m)^({machines.MACHINES}[0-9]+)=.*\n")
 PLUGINS, STORAGE = "plugins/kustomization.yaml", "storage/kustomization.yaml"
 _TEXTS: dict[str, str] = tables.load("cluster/cluster_directory.yaml")["files"]
 _NOTHING: str = tables.load("cluster/cluster_directory.yaml")["nothing"]
@@ -40,7 +41,7 @@ def texts(directory: Path, found: Found, seen: Snapshot, source: str) -> dict[st
     `source` says from what the facts were read. Outside of a checkout there is no base/, so that only
     cluster.env is written.
     """
-    new = {cluster_env.FILE: _facts(directory, found, source)}
+    new = {cluster_env.FILE: _facts(directory, found, source, "nodes" in seen.objects)}
     if repo.is_checkout():
         team = found.facts.get("TEAM_NAMESPACE") or _known(directory)["TEAM_NAMESPACE"].value
         for path, text in _TEXTS.items():
@@ -64,7 +65,11 @@ def write(directory: Path, new: Mapping[str, str]) -> None:
     with tempfile.TemporaryDirectory() as copy:
         path = Path(copy) / "clusters" / directory.name / cluster_env.FILE
         repo.write(path, new.get(cluster_env.FILE) or _read(directory / cluster_env.FILE))
-        machines.read(specs.load(Path(copy), directory.name))
+        try:
+            machines.read(specs.load(Path(copy), directory.name))
+        except UserError as problem:
+            hint = problem.hint and problem.hint.replace(f"{copy}/", "")
+            raise UserError(problem.message.replace(f"{copy}/", ""), hint, problem.code) from None
     is_new = not directory.exists()
     try:
         for name, text in new.items():
@@ -75,10 +80,12 @@ def write(directory: Path, new: Mapping[str, str]) -> None:
         raise UserError(f"{repo.shown(directory)}: {problem.strerror}") from None
 
 
-def _facts(directory: Path, found: Found, source: str) -> str:
+def _facts(directory: Path, found: Found, source: str, with_nodes: bool) -> str:
+    """Return the text of cluster.env. The numbers of machines are given anew where the nodes were seen."""
     path = directory / cluster_env.FILE
     if path.exists():
-        return cluster_env.updated(path.read_text(encoding="utf-8"), found.facts)
+        text = cluster_env.updated(path.read_text(encoding="utf-8"), found.facts)
+        return NUMBERED.sub(lambda one: one[0] if one[1] in found.facts or not with_nodes else "", text)
     header = Template(_TEXTS[cluster_env.FILE]).safe_substitute(name=directory.name, source=source)
     unseen = [f"# {name} is unknown: {' '.join(why.split())}" for name, why in found.unknown.items()]
     unseen += [f"# {' '.join(line.split())}" for line in found.missing]

@@ -20,7 +20,7 @@ from tools.core import State, Verdict, nearest, output, repo
 from tools.facts import compatibility
 from tools.kube import Manifests, Object, name_of, quantity
 from tools.kube.manifests import parse
-from tools.kube.selectors import REQUIRED, ZONE, node_terms, selects, wants
+from tools.kube.selectors import REQUIRED, ZONE, node_terms, selects, untolerated, wants
 from tools.workload import Role, Workload, kinds, operator_pods
 
 KUEUE, OPERATOR = "base/plugins/kueue", "base/plugins/training-operator"
@@ -180,11 +180,14 @@ def _nodes(cluster: Spec, job: Workload, role: Role) -> tuple[Verdict, dict[str,
     near, apart = (_topologies(job, role, kind) for kind in ("podAffinity", "podAntiAffinity"))
     alone = {NODE: Decimal(1)} if HOST in apart or _host_ports(spec) else {}
     asked, together = quantity.pod_requests(spec) | alone, ZONE in near
-    chosen = [replace(one, room={**one.room, NODE: Decimal(1)}) for one in every if _chosen(spec, one)]
+    wanted = [replace(one, room={**one.room, NODE: Decimal(1)}) for one in every if _chosen(spec, one)]
+    closed = {one.fact: taints for one in wanted if (taints := _untolerated(spec, one) - set(asked))}
+    chosen = [one for one in wanted if one.fact not in closed]
     unseen = [f"which nodes share {key} is not stated" for key in sorted(near - {ZONE} | apart - {HOST})]
     unclear = {one.fact: doubts for one in chosen if (doubts := [*_doubts(spec, one, asked, together), *unseen])}
     counts = {one.fact: output.count(_room(one, asked), "pod") for one in chosen}
     rows = [f"{_at(cluster, fact)}: {'at most ' if fact in unclear else ''}{pods}" for fact, pods in counts.items()]
+    rows += [f"{_at(cluster, fact)}: the taint {', '.join(taints)}" for fact, taints in closed.items()]
     certain = _rooms([one for one in chosen if one.fact not in unclear], asked, together)
     shares = {zone: role.replicas / max(1, room) for zone, room in certain.items() if room >= role.replicas}
     if shares:
@@ -196,7 +199,10 @@ def _nodes(cluster: Spec, job: Workload, role: Role) -> tuple[Verdict, dict[str,
         return _verdict(State.CANNOT_TELL, summary, None, *rows), {}
     there = f"{cluster.source}: " + ", ".join(f"{one.count} of {one.title}" for one in every)
     need = ", ".join(f"{key} {quantity.plain(value)}" for key, value in sorted(asked.items()))
-    why = "no node is of the kind that they ask for" if not chosen else f"each needs {need}"
+    why = f"each needs {need}"
+    if not chosen:
+        keys = sorted(set().union(*closed.values()))
+        why = f"they do not tolerate {', '.join(keys)}" if keys else "no node is of the kind that they ask for"
     if sum(_room(one, asked) for one in chosen) >= role.replicas:  # it is only the zone
         places = ", ".join(f"{room} in {zone}" for zone, room in possible.items())
         why = f"they must be in one zone, and there is room for {places}"
@@ -232,7 +238,14 @@ def _doubts(spec: Object, one: Machines, asked: Mapping[str, Decimal], together:
     within = [zone for zone in zones if _chosen(spec, replace(one, labels={**one.labels, ZONE: (zone,)}))]
     matters = len(zones) > 1 and (together or len(within) < len(zones))
     several = [f"{one.fact} is in {len(zones)} zones"] if matters else []
+    closed = set() if one.by_device else _untolerated(spec, one)
+    several += [f"{one.fact} has the taint {key}, which some clusters let pods past that ask for it" for key in closed]
     return [*([f"{one.fact} does not state {', '.join(sorted(unknown))}"] if unknown else []), *several]
+
+
+def _untolerated(spec: Object, one: Machines) -> set[str]:
+    """Return the keys of the taints that keep pods from machines."""
+    return {str(taint["key"]) for taint in untolerated(spec, {"spec": {"taints": list(one.taints)}})}
 
 
 def _rooms(some: list[Machines], asked: Mapping[str, Decimal], together: bool) -> dict[str, int]:

@@ -2,9 +2,9 @@
 
 Nodes of a known EC2 type are `NODES_P5=p5.48xlarge 2-2 us-west-2b` (tools/cluster/spec.py). All others are
 
-    MACHINES_1=2 cpu=3920m memory=14162Mi nvidia.com/gpu=8 with kubernetes.io/arch=amd64
+    MACHINES_1=2 cpu=3920m memory=14162Mi nvidia.com/gpu=8 with kubernetes.io/arch=amd64 tainted pool=ml:NoSchedule
 
-with the number of nodes, what pods can use on each of them (allocatable), and their labels. What such a line
+with the number of nodes, what pods can use on each of them (allocatable), their labels and taints. What such a line
 does not state of cpu, memory and ephemeral-storage is unknown; of devices and huge pages, the nodes have none.
 """
 
@@ -19,6 +19,7 @@ from tools.cluster.nodes import INSTANCE_TYPE, ZONE_LABEL
 from tools.cluster.spec import NODES, NodeGroup, Spec
 from tools.core import UserError, nearest
 from tools.facts.instances import EFA, HYPERPOD_PREFIX, INSTANCES, NEURON, NVIDIA, Instance
+from tools.facts.node_labels import HYPERPOD
 from tools.kube import Object, selectors
 from tools.kube.quantity import UNITS, amount, amounts, extended, plain
 
@@ -27,6 +28,10 @@ MIB = 2**20
 ARCHITECTURE = "kubernetes.io/arch"
 # The labels by which cells choose nodes.
 LABELS = (ARCHITECTURE, INSTANCE_TYPE, "nvidia.com/gpu.product")
+TAINT = re.compile(r"(?P<key>[\w./-]+)(?:=(?P<value>[\w.-]*))?:(?P<effect>NoSchedule|NoExecute)")
+# Of Kubernetes and HyperPod, for nodes that no training may use now or ever.
+NOT_OURS = ("node.kubernetes.io/", "node-role.kubernetes.io/", "node.cloudprovider.kubernetes.io/", HYPERPOD)
+PARTS = re.compile(r"nvidia\.com/(?:mig-|gpu\.)")  # of a card
 RESOURCES = ("cpu", "memory", "ephemeral-storage", "pods")  # besides devices and huge pages
 # Resources by the word for which somebody may write another, such as `gpu`.
 WORDS = {name.rpartition("/")[2]: name for name in (*RESOURCES, "hugepages-2Mi", NVIDIA, NEURON, EFA)}
@@ -43,6 +48,8 @@ class Machines:
     room: Mapping[str, Decimal]
     labels: Mapping[str, tuple[str, ...]]  # the values that a label may have
     absent: frozenset[str] = frozenset()  # labels that the nodes do not have
+    taints: tuple[Object, ...] = ()  # that keep pods away
+    by_device: bool = False  # whether pods that ask for a device get in past a taint of its name
 
 
 def facts(nodes: Iterable[Object], known: Mapping[str, Fact], zones: Collection[str]) -> dict[str, str]:
@@ -54,13 +61,16 @@ def facts(nodes: Iterable[Object], known: Mapping[str, Fact], zones: Collection[
     for node in nodes:
         machine, labels = instance(node), selectors.labels_of(node)
         zone = labels.get(ZONE_LABEL, "")
-        if machine is not None and (zone in zones or not machine.efa):
-            if machine.name not in there:
+        taints = _taints(node)
+        stated = machine is not None and machine.name in there
+        if machine and (zone in zones or not machine.efa) and (stated or _is_whole(node, machine, taints)):
+            if not stated:
                 ours.setdefault((machine.name, zone if machine.efa else ""), []).append(node)
             continue
-        words = tuple(f"{key}={labels[key]}" for key in LABELS if key in labels)
-        others.setdefault((*_devices(node), "with", *words), []).append(node)
-    found = {}
+        pairs = [f"{key}={labels[key]}" for key in (*LABELS, ZONE_LABEL) if key in labels]
+        words = [*(["with", *pairs] if pairs else []), *(["tainted", *taints] if taints else [])]
+        others.setdefault((*_devices(node), *words), []).append(node)
+    found: dict[str, str] = {}
     for (kind, zone), group in sorted(ours.items()):
         places = {selectors.labels_of(node).get(ZONE_LABEL, "") for node in group}
         shown = ",".join(sorted(places)) if places <= set(zones) else ""
@@ -68,19 +78,35 @@ def facts(nodes: Iterable[Object], known: Mapping[str, Fact], zones: Collection[
         name = f"{kind} {zone}" if several else kind
         value = f"{kind} {len(group)}-{len(group)} {shown}".strip()
         found[NODES + re.sub(r"[^A-Z0-9]+", "_", name.upper())] = value
-    for number, (words, group) in enumerate(sorted(others.items()), 1):
-        found[f"{MACHINES}{number}"] = f"{len(group)} {_least(group)} {' '.join(words)}".removesuffix(" with")
+    for number, (alike, group) in enumerate(sorted(others.items()), 1):
+        found[f"{MACHINES}{number}"] = f"{len(group)} {_least(group)} {' '.join(alike)}".rstrip()
     return found
 
 
 def usable(node: Object) -> bool:
-    """Return whether a node is ready and takes the pods of jobs."""
+    """Return whether a node is ready and takes the pods of jobs, or of those that tolerate a taint of its pool."""
     conditions = (node.get("status") or {}).get("conditions") or []
     ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
-    machine = instance(node)
-    # Taints with the name of the node's own device are tolerated by pods that ask for it.
-    own = {"key": machine.device_resource if machine else None, "operator": "Exists"}
-    return ready and not selectors.untolerated({"tolerations": [own] if own["key"] else []}, node)
+    return ready and not any(str(taint["key"]).startswith(NOT_OURS) for taint in selectors.untolerated({}, node))
+
+
+def _taints(node: Object) -> list[str]:
+    """Return the taints that keep pods from a node, as they are written into a fact."""
+    found = selectors.untolerated({}, node)
+    pairs = ((one["key"] + (f"={one['value']}" if one.get("value") else ""), one["effect"]) for one in found)
+    return sorted(f"{pair}:{effect}" for pair, effect in pairs)
+
+
+def _is_whole(node: Object, machine: Instance, taints: list[str]) -> bool:
+    """Return whether pods find on a node what its type has: whole devices, and no taint but that of these devices.
+
+    A node without its device plugin offers none yet.
+    """
+    there = amounts((node.get("status") or {}).get("allocatable") or {})
+    count = there.get(machine.device_resource or "") or machine.accelerators
+    parts = any(PARTS.match(name) and there[name] for name in there)
+    foreign = any(re.split("[=:]", one)[0] != machine.device_resource for one in taints)
+    return count == machine.accelerators and not parts and not foreign
 
 
 def instance(node: Object) -> Instance | None:
@@ -116,6 +142,7 @@ def _of_devices(machine: Instance) -> dict[str, Decimal]:
 def _other(spec: Spec, name: str) -> Machines:
     value, hint = spec.facts[name].value, f"such as {name}=2 cpu=3920m memory=14162Mi with {ARCHITECTURE}=amd64"
     at = f"{spec.at(name)}: {name}={value}"
+    value, _, tainted = value.partition(" tainted ")
     amounts_, _, labels = value.partition(" with ")
     count, *words = amounts_.split() or [""]
     if not re.fullmatch("[0-9]{1,6}", count):
@@ -129,7 +156,17 @@ def _other(spec: Spec, name: str) -> Machines:
         room[key] = _amount(at, key, text)
     known = {key: (text,) for key, _, text in (word.partition("=") for word in labels.split())}
     title = " ".join(known.get(INSTANCE_TYPE, ())) or f"machine of {name}"
-    return Machines(name, title, int(count), room, known, frozenset(LABELS) - set(known))
+    taints = tuple(_taint(at, word) for word in tainted.split())
+    # EKS has the admission plugin ExtendedResourceToleration, which Kubernetes itself leaves off.
+    is_eks = spec.get("CLUSTER_NAME") is not None
+    return Machines(name, title, int(count), room, known, frozenset(LABELS) - set(known), taints, is_eks)
+
+
+def _taint(at: str, word: str) -> Object:
+    found = TAINT.fullmatch(word)
+    if found is None:
+        raise UserError(f"{at}: {word} is not a taint that keeps pods away", "such as pool=ml:NoSchedule")
+    return found.groupdict()
 
 
 def _amount(at: str, key: str, text: str) -> Decimal:
