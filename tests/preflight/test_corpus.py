@@ -413,3 +413,38 @@ def test_an_amount_without_its_unit_gets_the_one_that_is_meant(memory: int | str
     container["resources"] = {"limits": {"memory": memory}}
     (found,) = [one for one in evaluate(manifests).of(State.FAIL) if one.details["rule"] == "quantities"]
     assert str(found.remedy).endswith(f": {remedy}")
+
+
+QUOTA: dict[str, Any] = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q", "namespace": "team"}}
+RANGE: dict[str, Any] = {**QUOTA, "kind": "LimitRange", "metadata": {"name": "r", "namespace": "team"}}
+SMALL = {"type": "Container", "default": {"memory": "512Mi"}}
+POD = {"type": "Pod", "max": {"memory": "2Gi"}}
+
+
+@pytest.mark.parametrize(
+    ("hard", "limits", "resources", "said"),
+    [
+        ({"limits.memory": "90Gi"}, [], {"requests": {"memory": "4Gi"}}, ["counts limits.memory, and container pytor"]),
+        ({"requests.cpu": 90}, [], {"limits": {"memory": "4Gi"}}, ["counts requests.cpu"]),
+        ({"cpu": 90, "memory": "90Gi"}, [], {"limits": {"memory": "4Gi"}}, ["counts cpu"]),
+        ({"limits.memory": "90Gi"}, [], {"limits": {"memory": "4Gi"}}, []),
+        ({"requests.nvidia.com/gpu": 9}, [], {}, []),
+        ({"limits.cpu": 90}, [{"type": "Container", "default": {"cpu": 4}}], {}, []),
+        ({}, [SMALL], {"requests": {"memory": "4Gi"}}, ["allows memory 512Mi"]),
+        ({}, [SMALL], {"limits": {"memory": "4Gi"}}, []),
+        ({}, [{"type": "Container", "min": {"cpu": 2}}], {"requests": {"cpu": 1}}, ["wants cpu 2 or more"]),
+        ({}, [{"type": "Container", "min": {"cpu": 2}}], {}, []),
+        ({}, [POD], {"limits": {"memory": "4Gi"}}, ["2048Mi in a pod, not 4096Mi"]),
+        ({}, [POD], {"requests": {"memory": "1Gi"}}, ["not a container without a limit"]),
+        ({}, [POD, SMALL], {}, []),
+        ({}, [{"type": "Container", "min": "2", "max": {"cpu": 4}}, None], {"requests": {"cpu": 1}}, []),
+    ],
+)  # fmt: skip
+def test_what_the_namespace_refuses_is_seen(hard: Any, limits: list[Any], resources: Any, said: list[str]) -> None:
+    manifests = read(CORPUS / "bad" / "limit-range.yaml")
+    (container,) = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    container["resources"] = resources
+    objects = [manifests.job(), {**QUOTA, "spec": {"hard": hard}}, {**RANGE, "spec": {"limits": limits}}]
+    found = [one.summary for one in evaluate(Manifests("x", objects)).of(State.FAIL) if one.details["rule"] == "quota"]
+    assert len(found) == len(said)
+    assert all(text in one for text, one in zip(said, found, strict=True)), found

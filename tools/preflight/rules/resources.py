@@ -167,25 +167,54 @@ def _devices(one: Instance, resource: str) -> Decimal:
 
 @rule("quota")
 def quota(subject: Subject) -> Iterator[Verdict]:
+    every = [item for item in subject.objects if item["kind"] == "LimitRange"]
     for item in subject.objects:
         here = [job for job in subject.jobs if _namespace(job.item) == _namespace(item)]
+        ranges = [one for other in every if _namespace(other) == _namespace(item) for one in _entries(other)]
         if item["kind"] == "ResourceQuota":
-            yield from _within_quota(here, item)
-        for most in (item.get("spec") or {}).get("limits") or [] if item["kind"] == "LimitRange" else ():
-            if most.get("type") == "Container":
-                for job in here:
-                    yield from _within_range(job, amounts(most.get("max") or {}), f"LimitRange {name_of(item)}")
+            yield from _within_quota(here, item, ranges)
+        for entry in _entries(item) if item["kind"] == "LimitRange" else ():
+            check = {"Container": _within_range, "Pod": _within_range_of_pods}.get(str(entry.get("type")))
+            for job in here if check else ():
+                yield from check(job, entry, ranges, f"LimitRange {name_of(item)}") if check else ()
+
+
+def _entries(item: Object) -> list[Object]:
+    """Return the limits of a LimitRange."""
+    found = (item.get("spec") or {}).get("limits")
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _of(entry: Object, *keys: str) -> dict[str, Decimal]:
+    """Return amounts of a limit of a LimitRange, the last of several keys first."""
+    found = [entry.get(key) for key in keys]
+    return {name: value for one in found if isinstance(one, dict) for name, value in amounts(one).items()}
+
+
+def _admitted(container: Object, ranges: Sequence[Object]) -> tuple[dict[str, Decimal], dict[str, Decimal]]:
+    """Return requests and limits of a container, with the defaults that LimitRanges add.
+
+    Source: k8s.io/kubernetes, pkg/apis/core/v1/defaults.go, SetDefaults_LimitRangeItem.
+    """
+    limits = amounts((container.get("resources") or {}).get("limits") or {})
+    wanted = amounts(requests(container))
+    for entry in (one for one in ranges if one.get("type") == "Container"):
+        limits = {**_of(entry, "max", "default"), **limits}
+        wanted = {**_of(entry, "min", "max", "default", "defaultRequest"), **wanted}
+    return wanted, limits
 
 
 def _namespace(item: Object) -> Any:
     return item["metadata"].get("namespace")
 
 
-def _within_quota(jobs: Sequence[Job], item: Object) -> Iterator[Verdict]:
+def _within_quota(jobs: Sequence[Job], item: Object, ranges: Sequence[Object]) -> Iterator[Verdict]:
     """Judge what each job takes, and what those take together that start at once."""
     spec = item.get("spec") or {}
     if spec.get("scopes") or spec.get("scopeSelector"):
         return  # it counts some of the pods only
+    for template in (one for job in jobs for one in job.templates):
+        yield from _without_amount(template, set(spec.get("hard") or {}), ranges, f"ResourceQuota {name_of(item)}")
     starting = [job for job in jobs if not job.workload.suspended and not job.workload.queue]
     taken = {job.object: _taken(job) for job in jobs}
     for key, most in amounts(spec.get("hard") or {}).items():
@@ -209,16 +238,57 @@ def _taken(job: Job) -> dict[str, Decimal]:
     return taken
 
 
-def _within_range(job: Job, most: dict[str, Decimal], name: str) -> Iterator[Verdict]:
+def _without_amount(template: Template, keys: set[str], ranges: Sequence[Object], name: str) -> Iterator[Verdict]:
+    """Yield the amounts that a quota counts and a container does not state: the API server refuses its pods."""
+    for path, container in template.containers():
+        for kind, there in zip(("requests", "limits"), _admitted(container, ranges), strict=True):
+            for resource in ("cpu", "memory"):
+                short = resource if kind == "requests" and resource in keys else f"{kind}.{resource}"
+                if short in keys and resource not in there and resource not in _of_pod(template, kind):
+                    place = Place(template.object, f"{path}.resources.{kind}", f"no {resource}")
+                    summary = f"{name} counts {short}, and container {container['name']} does not state it"
+                    yield bad(place, summary, f"set {kind}.{resource} in each container, or a default by a LimitRange")
+
+
+def _of_pod(template: Template, kind: str) -> Object:
+    """Return the amounts that a pod states as a whole."""
+    return ((template.spec.get("resources") or {}).get(kind)) or {}
+
+
+def _within_range(job: Job, entry: Object, ranges: Sequence[Object], name: str) -> Iterator[Verdict]:
+    """Judge each container by a limit of a LimitRange, as the API server does after it has added the defaults."""
+    most, least = _of(entry, "max"), _of(entry, "min")
     for template in job.templates:
         for path, container in template.containers():
-            for kind, given in (container.get("resources") or {}).items():
-                for resource, value in amounts(given if kind in ("limits", "requests") else {}).items():
-                    if value > most.get(resource, value):
-                        place = Place(job.object, f"{path}.resources.{kind}.{resource}", given[resource])
-                        allowed = _with_unit(most[resource], "Mi" if resource == "memory" else "")
-                        summary = f"{name} allows {resource} {allowed} in a container"
-                        yield bad(place, summary, "request less, or raise the maximum")
+            wanted, limits = _admitted(container, ranges)
+            own = amounts((container.get("resources") or {}).get("limits") or {})
+            for kind, given in (("requests", wanted), ("limits", limits)):
+                for resource, value in given.items():
+                    top = min(most.get(resource, value), value if resource in own else limits.get(resource, value))
+                    low, shown = least.get(resource, value), _shown(resource, value)
+                    place = Place(job.object, f"{path}.resources.{kind}.{resource}", shown)
+                    if value > top:
+                        summary = f"{name} allows {resource} {_shown(resource, top)} in a container"
+                        yield bad(place, summary, "request less, set a limit, or raise the maximum")
+                    elif value < low:
+                        summary = f"{name} wants {resource} {_shown(resource, low)} or more in a container"
+                        yield bad(place, summary, "request more, or lower the minimum")
+
+
+def _within_range_of_pods(job: Job, entry: Object, ranges: Sequence[Object], name: str) -> Iterator[Verdict]:
+    for template in job.templates:
+        limits = [_admitted(one, ranges)[1] for _, one in template.containers(init=False)]
+        for resource, most in _of(entry, "max").items():
+            place = Place(job.object, f"{template.spec_path} {resource} of all containers")
+            value = sum((one[resource] for one in limits if resource in one), Decimal(0))
+            if value > most or not all(resource in one for one in limits):
+                said = _shown(resource, value) if value > most else "a container without a limit"
+                summary = f"{name} allows {resource} {_shown(resource, most)} in a pod, not {said}"
+                yield bad(place, summary, "a lower limit in each container, or a higher maximum")
+
+
+def _shown(resource: str, value: Decimal) -> str:
+    return _with_unit(value, "Mi" if resource == "memory" else "")
 
 
 @rule("efa-even", each="jobs")
