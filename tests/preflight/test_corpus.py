@@ -448,3 +448,53 @@ def test_what_the_namespace_refuses_is_seen(hard: Any, limits: list[Any], resour
     found = [one.summary for one in evaluate(Manifests("x", objects)).of(State.FAIL) if one.details["rule"] == "quota"]
     assert len(found) == len(said)
     assert all(text in one for text, one in zip(said, found, strict=True)), found
+
+
+ALLOWED = {
+    "runAsNonRoot": True,
+    "runAsUser": 1000,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+@pytest.mark.parametrize(
+    ("pod", "main", "refused"),
+    [
+        ({}, {}, {}),
+        ({}, {"securityContext": {**ALLOWED, "runAsNonRoot": False}}, {"restricted": "without runAsNonRoot"}),
+        ({}, {"securityContext": {**ALLOWED, "runAsUser": 0}}, {"restricted": "runs as user 0"}),
+        (
+            {},
+            {"securityContext": {**ALLOWED, "capabilities": {"drop": ["ALL"], "add": ["KILL"]}}},
+            {"restricted": "adds KILL"},
+        ),
+        ({"hostNetwork": True}, {}, dict.fromkeys(("baseline", "restricted"), "hostNetwork")),
+        (
+            {},
+            {"securityContext": {**ALLOWED, "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}}},
+            dict.fromkeys(("baseline", "restricted"), "adds IPC_LOCK"),
+        ),
+        ({}, {"ports": [{"containerPort": 1, "hostPort": 1}]}, dict.fromkeys(("baseline", "restricted"), "a hostPort")),
+        (
+            {"volumes": [{"name": "v", "hostPath": {"path": "/x"}}]},
+            {},
+            dict.fromkeys(("baseline", "restricted"), "volume v"),
+        ),
+    ],
+)
+def test_what_each_pod_security_standard_refuses(pod: Any, main: Any, refused: dict[str, str]) -> None:
+    for level in ("privileged", "baseline", "restricted"):
+        manifests = read(CORPUS / "bad" / "limit-range.yaml")
+        spec = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+        spec["containers"][0] |= {"securityContext": ALLOWED, **main}
+        spec |= pod
+        labels = {"pod-security.kubernetes.io/enforce": level}
+        space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team", "labels": labels}}
+        checked = evaluate(Manifests("x", [space, manifests.job()]))
+        found = [one for one in checked.verdicts if one.details["rule"] == "restricted"]
+        assert len(found) == (level != "privileged")
+        for one in found:
+            assert one.state.value == ("FAIL" if level in refused else "PASS"), one
+            assert refused.get(level, "standard is satisfied") in one.summary

@@ -82,22 +82,38 @@ def privileged(subject: Subject) -> Iterator[Verdict]:
 @rule("restricted")
 def restricted(subject: Subject) -> Iterator[Verdict]:
     enforced = {
-        item["metadata"]["name"]
+        item["metadata"]["name"]: level
         for item in subject.manifests.of_kind("Namespace")
-        if (item["metadata"].get("labels") or {}).get(ENFORCE) == "restricted"
+        if (level := (item["metadata"].get("labels") or {}).get(ENFORCE)) in ("baseline", "restricted")
     }
     for template in subject.templates:
-        if template.namespace not in enforced:
+        level = enforced.get(template.namespace)
+        if level is None:
             continue
-        faults = _unrestricted(template)
+        faults = [*_above_baseline(template), *(_unrestricted(template) if level == "restricted" else [])]
         job = subject.job_of(template)
         if job and template.role == "Worker" and any(pod.role == "master" for pod in job.pods):
-            faults.append("the operator's init container init-pytorch")
+            faults += ["the operator's init container init-pytorch"] * (level == "restricted")
         place = Place(template.object, template.spec_path, f"namespace {template.namespace}")
-        for fault in faults:
-            yield bad(place, f"refused in namespace {template.namespace}: {fault}", "satisfy the restricted standard")
+        for fault in dict.fromkeys(faults):
+            yield bad(place, f"refused in namespace {template.namespace}: {fault}", f"satisfy the {level} standard")
         if not faults:
-            yield good(place, "the restricted standard is satisfied")
+            yield good(place, f"the {level} standard is satisfied")
+
+
+def _above_baseline(template: Template) -> Iterator[str]:
+    """Yield what the baseline Pod Security Standard refuses, and with it the restricted one."""
+    yield from (key for key in ("hostNetwork", "hostPID", "hostIPC") if template.spec.get(key))
+    yield from (f"volume {name}" for name, volume in template.volumes().items() if volume.get("hostPath"))
+    profiles = [(template.spec.get("securityContext") or {}).get("seccompProfile") or {}]
+    for _, container in template.containers():
+        context, name = container.get("securityContext") or {}, container["name"]
+        added = (context.get("capabilities") or {}).get("add") or []
+        yield from (f"{name} adds {one}" for one in added if one not in BASELINE)
+        yield from [f"{name} is privileged"] * bool(context.get("privileged"))
+        yield from (f"{name} has a hostPort" for port in container.get("ports") or [] if port.get("hostPort"))
+        profiles.append(context.get("seccompProfile") or {})
+    yield from ["seccompProfile Unconfined"] * any(one.get("type") == "Unconfined" for one in profiles)
 
 
 def _unrestricted(template: Template) -> list[str]:
@@ -111,8 +127,11 @@ def _unrestricted(template: Template) -> list[str]:
             faults.append(f"{name} without runAsNonRoot")
         if context.get("allowPrivilegeEscalation", True):
             faults.append(f"{name} without allowPrivilegeEscalation: false")
-        if "ALL" not in ((context.get("capabilities") or {}).get("drop") or []):
+        capabilities = context.get("capabilities") or {}
+        if "ALL" not in (capabilities.get("drop") or []):
             faults.append(f"{name} does not drop ALL capabilities")
+        faults += [f"{name} adds {one}" for one in capabilities.get("add") or [] if one != "NET_BIND_SERVICE"]
+        faults += [f"{name} runs as user 0"] * (context.get("runAsUser", shared.get("runAsUser")) == 0)
         profile = context.get("seccompProfile") or shared.get("seccompProfile") or {}
         if profile.get("type") not in ("RuntimeDefault", "Localhost"):
             faults.append(f"{name} without seccompProfile RuntimeDefault")
