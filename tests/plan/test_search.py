@@ -118,6 +118,24 @@ def test_a_machine_without_a_price_is_named(
     assert "no price is known of lab" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("gpus", "code", "said"),
+    [
+        (6, 1, "train.global_batch_size is 64, which nodes of 6 ranks cannot share; nearest value: 66"),
+        (5, 1, "train.global_batch_size is 64, which nodes of 5 ranks cannot share; nearest value: 65"),
+        (4, 0, "the first as a cell"),
+    ],
+)
+def test_an_odd_number_of_gpus_is_not_called_too_small(
+    gpus: int, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks that compute a product together are of one node: 5 GPUs are not two pairs."""
+    lab = replace(INSTANCES["p5.48xlarge"], name="lab", accelerators=gpus)
+    monkeypatch.setattr("tools.cli.plan.search._machines", lambda *_: [lab])
+    assert cli.invoke(["plan", "search", "llama-3-1-8b", "--gpus", "lab"]) == code
+    assert said in capsys.readouterr().out
+
+
 def test_a_published_config_is_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_key_value_heads": 8, **sizes}

@@ -55,10 +55,19 @@ def shards(run: Run, room: Room, nodes: int, tensor: int) -> set[int]:
 
     Ranks that share products are sharded, and each of them has its own shards.
     """
-    if not run.shape.causal or tensor > room.processes:
+    if not run.shape.causal or room.processes % tensor:
         return {1} if tensor == 1 else set()
     several = {room.processes // tensor, nodes * room.processes // tensor}
     return several | {1} if tensor == 1 else several - {1}
+
+
+def unshared(run: Run, rooms: Iterable[Room], sizes: Sequence[int] = (1,)) -> tuple[int, int, int] | None:
+    """Return batch, ranks of a node and the nearest batch, where no number of nodes can share it; else None."""
+    batch, ranks = run.layout.step_tokens // run.layout.length, sorted({room.processes for room in rooms})
+    layouts = ((each, nodes, tensor) for each, nodes, tensor in product(ranks, NODES, sizes) if each % tensor == 0)
+    if not ranks or any(batch % (each * nodes // tensor) == 0 for each, nodes, tensor in layouts):
+        return None
+    return batch, ranks[0], max(1, round(batch / ranks[0])) * ranks[0]
 
 
 def _fastest(run: Run, machines: Iterable[tuple[Instance, Room]], sizes: Iterable[int]) -> Iterator[Plan]:

@@ -18,7 +18,7 @@ from tools.new import model as new_model
 from tools.plan.layout import Machine
 from tools.plan.memory import Room
 from tools.plan.outlook import UNKNOWN_CARD, WHAT_TO_DO, Place, Plan, Run
-from tools.plan.search import expected, front, tensors
+from tools.plan.search import expected, front, tensors, unshared
 from training.config import Config, load_texts
 
 HOURS = {"m": 1 / 60, "h": 1, "d": 24, "w": 168}
@@ -37,13 +37,18 @@ def command(model: str, budget: float | None, deadline: str | None, gpus: str | 
     model = _name(model, found)
     config = _configuration(root, model, found.models)
     base = Run.of(model, config, 1, Room(1, 0, "GPU"), None)
-    best = front(base, [(one, room_on(one)) for one in machines], tensors(config))
+    sizes = tensors(config)
+    best = front(base, [(one, room_on(one)) for one in machines], sizes)
     plans = [plan for plan in best if (plan.cheapest or 0.0) <= budget and expected(plan) <= hours]
     if as_json:
         output.data([_as_dict(plan, model) for plan in plans])
     elif best and not plans:
         output.line("no plan is within the budget and the deadline: the fastest and the cheapest are")
         output.table([_shown.HEADS, *map(_shown.row, dict.fromkeys((best[0], best[-1])))], indent="", head=True)
+    elif not plans and (odd := unshared(base, map(room_on, machines), sizes)):
+        batch, ranks, near = odd
+        said = f"train.global_batch_size is {batch}, which nodes of {ranks} ranks cannot share"
+        output.line(f"{said}; nearest value: {near}")
     elif not plans:
         output.line("nothing fits: more nodes than 128 are not tried")
         if unpriced:
