@@ -17,8 +17,10 @@ from tests.aws.kubectl import World
 from tools.aws.session import Session
 from tools.cluster import snapshot, validate
 from tools.cluster import spec as specs
+from tools.cluster.cluster_env import Fact
 from tools.cluster.finding import Finding
-from tools.cluster.snapshot import CRD, OPERATOR_WEBHOOK, SLICES, Snapshot
+from tools.cluster.snapshot import CLASSES, CRD, OPERATOR_WEBHOOK, SLICES, Snapshot
+from tools.cluster.spec import Spec
 from tools.core import repo
 from tools.core.verdict import State
 
@@ -352,3 +354,44 @@ def test_nodes_as_a_table(world: Callable[..., World], yard: Yard) -> None:
     assert (ran.code, "NvidiaXID79Error" in ran.out, "?/8" in ran.out) == (1, True, True)
     world({"nodes": []})
     assert yard("nodes").code == 1
+
+
+def test_a_claim_may_wait_for_its_first_pod() -> None:
+    """As those of k3s, kind and EBS do."""
+    for mode, hidden, state in (
+        ("WaitForFirstConsumer", {}, State.PASS),
+        ("Immediate", {}, State.FAIL),
+        (None, {CLASSES: "forbidden"}, State.CANNOT_TELL),
+    ):
+        objects = whole()
+        claim = objects["persistentvolumeclaims"][0]
+        claim |= {"status": {"phase": "Pending"}, "spec": {"storageClassName": "local-path"}}
+        row = {"metadata": {"name": "local-path"}, "volumeBindingMode": mode}
+        assert findings({**objects, CLASSES: [row] if mode else []}, **hidden)["claim"].state is state, mode
+
+
+def test_clusters_outside_of_aws_have_other_names_and_monitors() -> None:
+    here = Spec(Path(), {"TEAM_NAMESPACE": Fact("training")}, context="lab")
+    objects = whole()
+    for one in objects["nodes"]:
+        one["spec"] = {}
+        one["metadata"]["labels"] = {}
+        one["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    (dns,) = [one for one in objects[SLICES] if one["metadata"]["labels"]["kubernetes.io/service-name"] == "kube-dns"]
+
+    def found() -> dict[str, Finding]:
+        return {one.name: one for one in validate.check(here, Snapshot(objects, {}))}
+
+    assert "node-problem-detector" in str(found()["health agents"].remedy)
+    assert found()["dns"].state is State.PASS
+    for one in objects["nodes"]:
+        one["status"]["conditions"].append({"type": "KernelDeadlock", "status": "False"})
+    assert found()["health agents"].state is State.PASS
+    rke2 = {"kubernetes.io/service-name": "rke2-coredns-rke2-coredns", "k8s-app": "kube-dns"}
+    dns["metadata"]["labels"] = rke2
+    assert found()["dns"].state is State.PASS
+    dns["metadata"]["labels"] = {**rke2, "k8s-app": "other"}
+    assert found()["dns"].state is State.CANNOT_TELL
+    dns["metadata"]["labels"] = {"kubernetes.io/service-name": "kube-dns"}
+    dns["endpoints"] = []
+    assert found()["dns"].state is State.FAIL

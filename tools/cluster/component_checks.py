@@ -12,6 +12,7 @@ from tools.cluster.node_checks import is_on_ec2
 from tools.cluster.nodes import table
 from tools.cluster.snapshot import (
     CLAIMS,
+    CLASSES,
     CLUSTER_QUEUES,
     CRD,
     DAEMONS,
@@ -31,6 +32,7 @@ from tools.core import tables, worst
 from tools.facts import compatibility, node_labels
 from tools.kube import Object, name_of
 from tools.kube.images import last_word
+from tools.kube.selectors import labels_of
 from tools.workload import operator_pods
 
 FSX = "fsx.csi.aws.com"
@@ -39,6 +41,7 @@ HYPERPOD_JOBS = "hyperpodpytorchjobs.sagemaker.amazonaws.com"
 KUEUE_CLASSES = ("trainyard-high", "trainyard-low")  # of base/plugins/kueue/queue
 CONTROLLERS: dict[str, dict[str, Any]] = tables.load("cluster/tables.yaml")["controllers"]
 FIX = "yard cluster validate --fix"
+SERVICE = "kubernetes.io/service-name"  # the label of an EndpointSlice; its other labels are those of the Service
 
 
 def operator(spec: Spec, snapshot: Snapshot) -> Finding | None:
@@ -200,6 +203,15 @@ def _not_started(pod: Object) -> list[str]:
 def dns(spec: Spec, snapshot: Snapshot) -> Finding:
     if _has_endpoint(snapshot, "kube-system", "kube-dns"):
         return good("dns", "kube-system/kube-dns has ready endpoints")
+    slices = [labels_of(one) for one in snapshot.of(SLICES)]
+    others = {str(one.get(SERVICE)) for one in slices if one.get("k8s-app") == "kube-dns"} - {"kube-dns"}
+    for item in snapshot.of(SLICES) if others else ():
+        name, space = str(labels_of(item).get(SERVICE)), str(item["metadata"].get("namespace"))
+        if name in others and _has_endpoint(snapshot, space, name):
+            return good("dns", f"{space}/{name} has ready endpoints")
+    if not spec.get("CLUSTER_NAME") and all(one.get(SERVICE) != "kube-dns" for one in slices):
+        remedy = "kubectl get services --all-namespaces shows which one has port 53"
+        return unknown("dns", "no Service is kube-system/kube-dns, and DNS may have another name", remedy)
     remedy = "install the add-on coredns, and start a node for it"
     return bad("dns", "kube-system/kube-dns has no ready endpoint", remedy)
 
@@ -240,6 +252,12 @@ def claim(spec: Spec, snapshot: Snapshot) -> Finding:
         remedy = _apply(spec, "storage", f"default-class -n {spec.namespace}")
         return bad("claim", f"{spec.namespace} has no claim {CLAIM}", remedy)
     phase = (found.get("status") or {}).get("phase")
+    name = str((found.get("spec") or {}).get("storageClassName"))
+    storage_class = snapshot.find(CLASSES, name) or {}
+    if phase == "Pending" and storage_class.get("volumeBindingMode") == "WaitForFirstConsumer":
+        return good("claim", f"{CLAIM} gets its volume when its first pod starts (class {name})")
+    if phase == "Pending" and CLASSES in snapshot.unseen:
+        return unknown("claim", f"whether {CLAIM} waits for its first pod is hidden: {snapshot.unseen[CLASSES]}")
     if phase != "Bound":
         return bad("claim", f"{CLAIM} is {phase}", f"kubectl describe pvc {CLAIM} -n {spec.namespace}")
     return good("claim", f"{CLAIM} is bound")
@@ -350,7 +368,7 @@ def _has_endpoint(snapshot: Snapshot, namespace: str, service: str) -> bool:
     """Return whether a service has a ready endpoint. An endpoint without the condition counts as ready."""
     for item in snapshot.of(SLICES):
         metadata = item["metadata"]
-        named = (metadata.get("labels") or {}).get("kubernetes.io/service-name") == service
+        named = labels_of(item).get(SERVICE) == service
         if named and metadata.get("namespace") == namespace:
             ready = [(one.get("conditions") or {}).get("ready") for one in item.get("endpoints") or []]
             if any(one is not False for one in ready):

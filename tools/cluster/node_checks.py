@@ -10,8 +10,10 @@ from tools.facts.instances import EFA, HYPERPOD_PREFIX, INSTANCES, Instance
 from tools.facts.node_labels import HEALTH
 from tools.kube import Object
 
-# Conditions that the EKS node monitoring agent sets (EKS user guide, node health).
+# Conditions that the EKS node monitoring agent sets (EKS user guide, node health), and those of node-problem-detector,
+# which GKE and AKS run.
 AGENT_CONDITIONS = {"AcceleratedHardwareReady", "KernelReady", "NetworkingReady", "StorageReady"}
+AGENT_CONDITIONS |= {"KernelDeadlock", "ReadonlyFilesystem"}
 EC2 = "aws://"  # the start of spec.providerID of an EC2 instance
 FREE_PODS = 3  # a worker, a debug pod, a preparation job
 # Where nodeadm puts the kubelet's configuration (awslabs/amazon-eks-ami, 2026-11); files of it end with .conf.
@@ -79,7 +81,7 @@ def efa(spec: Spec, snapshot: Snapshot) -> Finding | None:
 
 
 def health_agents(spec: Spec, snapshot: Snapshot) -> Finding | None:
-    """Check that each node is monitored: by the EKS agent (conditions) or by HyperPod (label)."""
+    """Check that each node is monitored: by an agent's conditions, or by HyperPod (label)."""
     if not snapshot.of("nodes"):
         return None
     silent = []
@@ -89,6 +91,8 @@ def health_agents(spec: Spec, snapshot: Snapshot) -> Finding | None:
             silent.append(item["metadata"]["name"])
     if silent:
         remedy = "install the add-on eks-node-monitoring-agent, or HyperPod's health monitoring agent"
+        if not spec.get("CLUSTER_NAME") and not any(map(is_on_ec2, snapshot.of("nodes"))):
+            remedy = "install a monitor of nodes, such as node-problem-detector"
         return warn("health agents", f"the health of {len(silent)} nodes is not monitored", remedy, *silent)
     return good("health agents", "the health of every node is monitored")
 

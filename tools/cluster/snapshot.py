@@ -29,7 +29,7 @@ OF_TEAM = (CLAIMS, QUEUES)  # the team's own are enough for the checks
 KEPT = ("name", "resources", "restartPolicy")  # of a container
 CHECKED = (
     *("nodes", "namespaces", CRD, OPERATOR_WEBHOOK, MUTATING, "csidrivers", "csinodes", "pods", SLICES, CLAIMS),
-    *(DAEMONS, DEPLOYMENTS, QUEUES, CLUSTER_QUEUES, PRIORITIES, VOLCANO_QUEUES),
+    *(DAEMONS, DEPLOYMENTS, CLASSES, QUEUES, CLUSTER_QUEUES, PRIORITIES, VOLCANO_QUEUES),
 )
 
 
