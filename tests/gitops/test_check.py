@@ -226,6 +226,27 @@ def test_an_invalid_run_is_refused(team: Team, edit: Edit, old: str, new_text: s
     assert any(message in found for found in team.failed())
 
 
+def test_a_file_that_cannot_be_read_hides_no_other(team: Team) -> None:
+    """An editor's lock is a link to nowhere."""
+    path = team.started()
+    there = len(team.check())
+    other = path.with_name("cpu-llama-tiny-r2.yaml")
+    contents: list[tuple[bytes | None, str]] = [
+        *((b"a: [\n", "r2.yaml:2: not valid YAML"), (b"a: 1\n", "not a Kubernetes object")),
+        *((b"\xff\xfe", "r2.yaml: not UTF-8 text"), (None, "r2.yaml: No such file")),
+    ]
+    for content, said in contents:
+        other.unlink(missing_ok=True)
+        if content is None:
+            other.symlink_to("nowhere")
+        else:
+            other.write_bytes(content)
+        (found,) = team.failed()
+        assert found.startswith("run-file: clusters/cpu-demo/runs/cpu-llama-tiny-r2.yaml"), found
+        assert said in found
+        assert len(team.check()) == there + 1
+
+
 def test_a_missing_commit_is_unknown(team: Team, edit: Edit) -> None:
     edit(team.written(), team.git("rev-parse", "HEAD"), OTHER)
     states = {one.details["rule"]: one.state for one in team.check()}

@@ -20,7 +20,7 @@ from tools.gitops import flux_objects
 from tools.gitops.live import Live
 from tools.gitops.render import render
 from tools.gitops.run_file import CELL, COMMIT, DIGEST, FEATURE, JOBS, RUNNER, SSA, RunFile, health_check, read
-from tools.kube.manifests import Manifests, Object
+from tools.kube.manifests import Manifests, Object, text_of
 from tools.preflight.evaluate import evaluate
 from tools.workload import kinds
 
@@ -58,10 +58,12 @@ def check(root: Path, cluster: Path, renderer: Renderer, live: Mapping[str, Live
 
 def run_files(root: Path, cluster: Path) -> list[RunFile]:
     """Return the runs in a cluster's directory. Raises UserError for a file that is not a run."""
-    return [
-        read(path.read_text(encoding="utf-8"), path.relative_to(root).as_posix())
-        for path in sorted((cluster / "runs").glob("*.y*ml"))
-    ]
+    return [_read(root, path) for path in sorted((cluster / "runs").glob("*.y*ml"))]
+
+
+def _read(root: Path, path: Path) -> RunFile:
+    name = path.relative_to(root).as_posix()
+    return read(text_of(path, name), name)
 
 
 def _folder(root: Path, cluster: Path) -> str:
@@ -97,7 +99,7 @@ def _run(
 ) -> Iterator[Verdict]:
     name = path.relative_to(root).as_posix()
     try:
-        run = read(path.read_text(encoding="utf-8"), name)
+        run = _read(root, path)
     except UserError as problem:
         yield Verdict(State.FAIL, problem.message, remedy=problem.hint, details={"rule": "run-file"})
         return

@@ -1,5 +1,6 @@
 """The objects that Flux has for a cluster: its Kustomizations, the files they apply, and their repository."""
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from tools.cluster import cluster_env
 from tools.core.errors import UserError
 from tools.core.repo import shown
 from tools.gitops.run_file import GIT_REPOSITORY, KUSTOMIZATION
-from tools.kube.manifests import Object, parse
+from tools.kube.manifests import Object, parse, text_of
 
 SYNC = "flux-system"
 TEAM = "TEAM_NAMESPACE"
@@ -63,12 +64,16 @@ def find(root: Path, text: str) -> Path:
 
 
 def kustomizations(cluster: Path, renderer: Renderer) -> list[Applied]:
-    """Return the Flux Kustomizations of a cluster, with those of its runs. Raises UserError."""
+    """Return the Flux Kustomizations of a cluster, with those of its runs. Raises UserError.
+
+    A file in runs/ that cannot be read has none: `yard cluster run check` says what is wrong with it.
+    """
     built = parse(renderer.build(cluster), shown(cluster)).objects
     found = [Applied(item, cluster / "kustomization.yaml") for item in built]
     for path in sorted((cluster / "runs").glob("*.y*ml")):
-        objects = parse(path.read_text(encoding="utf-8"), shown(path)).objects
-        found += [Applied(item, path) for item in objects]
+        with contextlib.suppress(UserError):
+            objects = parse(text_of(path, shown(path)), shown(path)).objects
+            found += [Applied(item, path) for item in objects]
     return [one for one in found if (one.item.get("apiVersion"), one.item.get("kind")) == KUSTOMIZATION]
 
 
