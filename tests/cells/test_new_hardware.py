@@ -107,3 +107,28 @@ def test_a_node_that_shows_too_little_is_refused(
     with pytest.raises(UserError, match=r"^node\.(labels|cpus)"):
         hardware.write(here, "own", {"node": hardware.of_node(Kubectl(), "gpu-17")}, ())
     assert bytes_of(here) == before
+
+
+@pytest.mark.parametrize(
+    ("devices", "labels", "said"),
+    [
+        ({"amd.com/gpu": "8"}, {}, "node.devices: the trainer has no image for amd.com/gpu"),
+        ({"nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "7"}, {}, "no image for nvidia.com/mig-1g.10gb"),
+        ({"nvidia.com/gpu": "32"}, {"nvidia.com/gpu.replicas": "4"}, "gives each GPU to 4 pods"),
+    ],
+)
+def test_devices_that_no_cell_can_take_are_not_left_out(
+    devices: dict[str, str],
+    labels: dict[str, str],
+    said: str,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Such a node became a hardware of processors."""
+    node = {"metadata": {"labels": labels}, "status": {"allocatable": {"cpu": "64", "memory": "500Gi", **devices}}}
+    monkeypatch.setattr(Kubectl, "json", lambda *_, **__: node)
+    before = bytes_of(here)
+    assert cli.invoke(["new", "hardware", "own", "--node", "gpu-17", "--select", "pool=a"]) == 2
+    assert said in capsys.readouterr().err
+    assert bytes_of(here) == before

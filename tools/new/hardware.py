@@ -10,12 +10,15 @@ from tools.cells import matrix, memory
 from tools.cells.hardware import DEVICES, machine
 from tools.cells.matrix_file import Cell, text_of
 from tools.core import UserError, repo
+from tools.core.tables import load
 from tools.facts.instances import EFA
 from tools.kube import Kubectl
 from tools.new import component
 
 # Labels of NVIDIA's GPU feature discovery. The product is what tells such nodes from others.
 PRODUCT, GPU_MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
+REPLICAS = "nvidia.com/gpu.replicas"  # pods that share a card
+OTHERS: list[str] = load("preflight/words.yaml")["other accelerators"]
 HUGEPAGES = "hugepages-2Mi"
 
 
@@ -28,7 +31,14 @@ def of_node(kubectl: Kubectl, name: str) -> dict[str, Any]:
     node = kubectl.json("get", "nodes", names=[name])
     found = (node.get("status") or {}).get("allocatable") or {}
     labels = (node.get("metadata") or {}).get("labels") or {}
-    resource = next((one for one in DEVICES if one and one in found), None)
+    shares = str(labels.get(REPLICAS, "1"))
+    if shares.isdecimal() and int(shares) > 1:
+        raise UserError(
+            f"the node {name} gives each GPU to {shares} pods ({REPLICAS}), and a cell takes whole cards",
+            "choose a node without time slicing, or describe this one by --cpus, --memory, --devices and --select",
+        )
+    known = sorted(filter(_is_device, found), key=[*DEVICES].__contains__, reverse=True)
+    resource = next((one for one in known if str(found[one]) != "0"), None)
     entry: dict[str, Any] = {"cpus": str(found.get("cpu", "")), "memory": str(found.get("memory", ""))}
     if resource is not None:
         entry["devices"] = {resource: int(found[resource])}
@@ -41,6 +51,11 @@ def of_node(kubectl: Kubectl, name: str) -> dict[str, Any]:
     if found.get(HUGEPAGES, "0") != "0":
         entry["hugepages"] = str(found[HUGEPAGES])
     return entry
+
+
+def _is_device(resource: str) -> bool:
+    """Return whether a resource is an accelerator or a part of one, also of those that no cell can take."""
+    return resource in (*DEVICES, *OTHERS) or resource.startswith(("nvidia.com/mig-", "nvidia.com/gpu."))
 
 
 def write(root: Path, name: str, entry: Mapping[str, Any], models: tuple[str, ...]) -> list[Cell]:
