@@ -12,10 +12,11 @@ import pytest
 from tests.gitops.conftest import CLUSTER, Team
 from tools.cli import invoke as yard
 from tools.core import repo
-from tools.core.verdict import State
+from tools.core.verdict import State, Verdict
 from tools.gitops import check, flux_objects, git_secrets, live
 from tools.gitops.live import Live
 from tools.kube.kubectl import Kubectl
+from tools.preflight.evaluate import Evaluation
 from tools.workload.pytorchjob import PyTorchJob
 from tools.workload.trainjob import TrainJob
 
@@ -245,6 +246,15 @@ def test_a_file_that_cannot_be_read_hides_no_other(team: Team) -> None:
         assert found.startswith("run-file: clusters/cpu-demo/runs/cpu-llama-tiny-r2.yaml"), found
         assert said in found
         assert len(team.check()) == there + 1
+
+
+def test_what_preflight_does_not_know_is_said(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    team.started()
+    unknown = Verdict(State.CANNOT_TELL, "whether they meet", details={"rule": "wiring"})
+    monkeypatch.setattr(check, "evaluate", lambda *_, **__: Evaluation("x", [unknown], {}, {}))
+    (found,) = [one for one in team.check() if one.details["rule"] == "run-renders"]
+    assert found.state is State.PASS
+    assert found.summary.endswith("preflight finds no fault, and does not know: wiring: whether they meet")
 
 
 def test_a_missing_commit_is_unknown(team: Team, edit: Edit) -> None:

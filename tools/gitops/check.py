@@ -219,12 +219,15 @@ def _rendered(root: Path, run: RunFile, renderer: Renderer, operator: str) -> Ve
     except UserError as problem:
         return Verdict(State.FAIL, problem.message, remedy=problem.hint, details=rule)
     checked = evaluate(manifests, operator=operator)
-    failed = [f"{one.details['rule']}: {one.summary}" for one in checked.of(State.FAIL)]
+    failed, unknown = (
+        [f"{one.details['rule']}: {one.summary}" for one in checked.of(state)]
+        for state in (State.FAIL, State.CANNOT_TELL)
+    )
     return _verdict(
         "run-renders",
         run.path,
         [*_job_faults(manifests, run.kind), *failed],
-        "passes preflight",
+        f"preflight finds no fault, and does not know: {'; '.join(unknown)}" if unknown else "passes preflight",
         "fix the cell, then write a new run",
     )
 
