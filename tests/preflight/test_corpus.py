@@ -498,3 +498,23 @@ def test_what_each_pod_security_standard_refuses(pod: Any, main: Any, refused: d
         for one in found:
             assert one.state.value == ("FAIL" if level in refused else "PASS"), one
             assert refused.get(level, "standard is satisfied") in one.summary
+
+
+@pytest.mark.parametrize("kind", ["JobSet", "TrainJob", "Job", "Volcano"])
+def test_a_probe_withholds_no_name_that_is_published(kind: str) -> None:
+    for published in (True, False, None):
+        objects = bed(kind)
+        for item in objects:
+            for path, part in list(mappings(item)):
+                if "containers" in part:
+                    part["containers"][0]["readinessProbe"] = {"tcpSocket": {"port": 29500}}
+                if "replicatedJobs" in part and published is not None:
+                    part["network"] = {"publishNotReadyAddresses": published}
+                if path == "spec" and item["kind"] == "Service" and published is not None:
+                    part["publishNotReadyAddresses"] = published
+                if path == "spec" and kind == "Volcano" and "tasks" in part:
+                    flag = f"--publish-not-ready-addresses={str(published).lower()}"
+                    part["plugins"] = {**(part.get("plugins") or {}), "svc": [flag]}
+        found = [one for one in evaluate(Manifests("x", objects)).verdicts if one.details["rule"] == "readiness"]
+        has_names = kind in ("JobSet", "TrainJob") if published is None else published
+        assert [one.state.value for one in found] == ["PASS" if has_names else "WARN"]

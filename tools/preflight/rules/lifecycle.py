@@ -15,6 +15,9 @@ from tools.simulator import launch
 from tools.simulator.command_line import command, literals, script
 from tools.simulator.launch import Launch
 from tools.simulator.torchrun import BadOptions
+from tools.workload.indexed_job import IndexedJob
+from tools.workload.jobset import JobSet
+from tools.workload.trainjob import TrainJob
 from tools.workload.volcano import VolcanoJob
 from tools.workload.workload import QUEUE_LABEL
 
@@ -22,6 +25,7 @@ GITOPS = ("kustomize.toolkit.fluxcd.io/", "helm.toolkit.fluxcd.io/", "argocd.arg
 PART_OF_TRAINYARD = ("app.kubernetes.io/part-of", "trainyard")
 AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"
 EXEC = "exec torchrun ... as the last command"
+PUBLISHED = "publishNotReadyAddresses"  # of a Service, and of a JobSet
 RUNTIME_TTL = "spec.template.spec.ttlSecondsAfterFinished"  # of the JobSet that Trainer makes
 
 
@@ -147,10 +151,24 @@ def readiness(subject: Subject, template: Template) -> Iterator[Verdict]:
     if template.nodes < 2:
         return
     place = Place(template.object, f"{path}.readinessProbe")
-    if container.get("readinessProbe") is None:
+    if container.get("readinessProbe") is None or _publishes(template):
         yield good(place, "the pods have their names immediately")
     else:
         yield bad(place, "the rendezvous waits for a name that the probe withholds", "use a livenessProbe")
+
+
+def _publishes(template: Template) -> bool:
+    """Return whether pods have names before they are ready: a JobSet's by default, others if their Service says so."""
+    job = template.workload
+    if isinstance(job, TrainJob | JobSet):
+        holder = job.runtime if isinstance(job, TrainJob) else job.item
+        path = ("spec", "template", "spec") if isinstance(job, TrainJob) else ("spec",)
+        return value_at(holder, (*path, "network", PUBLISHED)) is not False
+    if isinstance(job, VolcanoJob):
+        return any("publish-not-ready-addresses=true" in str(one) for one in job.section("plugins").get("svc") or ())
+    name = str(template.spec.get("subdomain"))
+    service = job.manifests.named("Service", name, template.namespace) if isinstance(job, IndexedJob) else None
+    return value_at(service, ("spec", PUBLISHED)) is True
 
 
 @rule("old-labels")
