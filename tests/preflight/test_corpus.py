@@ -518,3 +518,12 @@ def test_a_probe_withholds_no_name_that_is_published(kind: str) -> None:
         found = [one for one in evaluate(Manifests("x", objects)).verdicts if one.details["rule"] == "readiness"]
         has_names = kind in ("JobSet", "TrainJob") if published is None else published
         assert [one.state.value for one in found] == ["PASS" if has_names else "WARN"]
+
+
+def test_keys_are_read_as_kubectl_sends_them() -> None:
+    """YAML reads `on` and 1 as no texts; kubectl sends true and 1."""
+    manifests = read(CORPUS / "good" / "worker-only-c10d.yaml")
+    job = manifests.job()
+    job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["nodeSelector"] = {True: "x", 3: "y"}
+    job["metadata"]["annotations"] = {2: "a", False: "b"}
+    assert failures(evaluate(manifests)) == []

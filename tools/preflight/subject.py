@@ -266,7 +266,7 @@ def subject(manifests: Manifests, given: Given | None = None, operator: str = ""
     The pods and jobs are those of the manifest with these values converted, or left out. `given` says what
     containers without a command start, and `operator` is the release of the training operator.
     """
-    found = kinds.find(Manifests(manifests.source, [_without_nulls(item) for item in manifests.objects]), operator)
+    found = kinds.find(Manifests(manifests.source, [_as_sent(item) for item in manifests.objects]), operator)
     every = [part.whole for part in found.parts]
     misshapen = [(part.item, fault) for part in found.parts for fault in _faults(part)]
     lost: dict[int, list[str]] = {}
@@ -336,11 +336,15 @@ def _well_typed(part: Part, lost: dict[int, list[str]]) -> Part:
     return replace(part, item=item)
 
 
-def _without_nulls(value: Any) -> Any:
-    """Return a copy without null values: the API server drops them."""
+def _as_sent(value: Any) -> Any:
+    """Return a copy as the API server takes it: without null values, with keys as texts (`on: x` has the key true)."""
     if isinstance(value, dict):
-        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
-    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+        return {_key(key): _as_sent(inner) for key, inner in value.items() if inner is not None}
+    return [_as_sent(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _key(key: Any) -> str:
+    return str(key).lower() if isinstance(key, bool) else str(key)
 
 
 def known_kind(item: Object) -> str:
