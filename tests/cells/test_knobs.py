@@ -13,7 +13,7 @@ import pytest
 
 from tests.house import printed
 from tests.workload.beds import bed
-from tools.cells import knobs, kustomize, locate, trainer_config
+from tools.cells import knobs, kustomize, locate, outlook, trainer_config
 from tools.cells.knobs import Knobs
 from tools.cli import invoke
 from tools.core import repo
@@ -234,6 +234,18 @@ def test_processes_on_neuron_ask_for_whole_devices() -> None:
     with pytest.raises(UserError, match="2 cores") as error:
         knobs.applied(locate.rendered("trn1/bert-large"), Knobs(nproc=3))
     assert error.value.hint == "--nproc 2"
+
+
+@pytest.mark.parametrize(
+    "device", ["amd.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared", "habana.ai/gaudi", "google.com/tpu"]
+)
+def test_each_process_has_a_device_of_any_kind(device: str) -> None:
+    item = pytorch("Worker", replicas=2)
+    (container,) = item["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    container["resources"] = {"limits": {device: 4, "memory": "8Gi", "vpc.amazonaws.com/efa": 1}}
+    found = kinds.job_of(turned(item, nproc=2))
+    assert found.training_containers()[0]["resources"]["limits"] == {**container["resources"]["limits"], device: "2"}
+    assert outlook.of(Manifests("x", [item])).place.gpus == 8
 
 
 def test_accelerate_counts_the_processes_of_all_nodes() -> None:

@@ -14,7 +14,7 @@ from tools.cells import kustomize, locate, renaming
 from tools.cells.instance_patch import fit, wanted_types
 from tools.cells.kustomize_graph import is_kustomization
 from tools.core import UserError, repo
-from tools.facts.instances import INSTANCE_LABEL, INSTANCES, NEURON, NVIDIA, Instance, instance
+from tools.facts.instances import INSTANCE_LABEL, INSTANCES, NEURON, Instance, instance
 from tools.kube.manifests import MOST_PODS, Manifests, Object, parse, read
 from tools.workload import Workload, kinds
 from tools.workload.pytorchjob import RESTARTS_PER_NODE
@@ -34,6 +34,8 @@ PROCESSES = (
 )
 # Of a Neuron device: NEURON counts devices, the other resource cores.
 NEURON_CORE = "aws.amazon.com/neuroncore"
+# In the name of a resource: GPUs of any maker, parts of them, Neuron devices and cores, Gaudi, TPU.
+DEVICE = re.compile(r"/gpu$|/gpu\.|/mig-|/neuron(?:core)?$|/gaudi$|/tpu$|^gpu\.intel\.com/(?:i915|xe)$")
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ def _set_processes(job: Workload, count: int) -> None:
 
 
 def _write_devices(job: Workload, amounts: Object, count: int) -> None:
-    """Write the devices for `count` processes: a GPU or a Neuron core each."""
+    """Write the devices for `count` processes: a GPU, a part of one or a Neuron core each."""
     if NEURON in amounts:
         found = machine(job)
         cores = found.cores_per_accelerator if found else 2
@@ -186,9 +188,8 @@ def _write_devices(job: Workload, amounts: Object, count: int) -> None:
                 f"--nproc {count}: a Neuron device has {cores} cores, one for each process", f"--nproc {near}"
             )
         amounts[NEURON] = str(count // cores)
-    for resource in (NVIDIA, NEURON_CORE):
-        if resource in amounts:
-            amounts[resource] = str(count)
+    for resource in [name for name in amounts if name != NEURON and DEVICE.search(str(name))]:
+        amounts[resource] = str(count)
 
 
 def _write_number(

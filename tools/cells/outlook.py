@@ -8,7 +8,7 @@ from typing import Any
 
 from tools.cells import matrix
 from tools.cells.instance_patch import wanted_types
-from tools.cells.knobs import NEURON_CORE
+from tools.cells.knobs import DEVICE, NEURON_CORE
 from tools.cells.memory import room_on
 from tools.cells.trainer_config import load_config
 from tools.core import UserError, repo
@@ -29,7 +29,6 @@ from training.config import Config
 MEASURE = "run some steps of it and read `yard job metrics`, or plan a published model: yard new model, yard plan show"
 COUNTS = ("replicas", "parallelism", "size")  # of pods, beside a pod template or above it
 NUMBERS = (*COUNTS, "completions", "minReplicas", "maxReplicas", "numNodes")
-DEVICE = re.compile(r"/gpu$|/gpu\.|/mig-|/neuron(?:core)?$")  # in the name of a resource
 PART = re.compile(r"/gpu\.|/mig-")  # of a card
 
 
