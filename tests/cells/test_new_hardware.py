@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tools.core.errors import UserError
 from tools.core.verdict import State
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import parse
-from tools.new import hardware
+from tools.new import component, hardware
 from tools.preflight.evaluate import evaluate
 
 OWN = [
@@ -84,6 +85,24 @@ def test_bad_input_is_one_error_and_changes_nothing(
     assert cli.invoke(["new", "hardware", *words]) == 2
     assert said in capsys.readouterr().err
     assert bytes_of(here) == before
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_matrix_may_have_comments_and_another_order(here: Path, end: str) -> None:
+    """A key that was not found got a second line, which the matrix may not have."""
+    path = here / matrix.MATRIX
+    _, machines, cells = re.split(r"(?m)^(?=(?:hardware|cells):)", path.read_text(encoding="utf-8"))
+    text = cells.replace("cells:", "cells:   # all", 1).replace("  cpu:\n", "  cpu:  # laptops\n", 1)
+    text += "\n# what there is\n" + machines.replace("hardware:", "hardware: # ours", 1)
+    path.write_bytes(hardware._with_hardware(text, "mine", {"instance": "p5.4xlarge"}).replace("\n", end).encode())
+    matrix.sync(here)
+    before = len(matrix.read(here).cells)
+    entry = {"nodes": 1, "parallel": {"micro_batch_size": 1}, "checkpoint": {"every": 100}}
+    component.add_cell(path, "mine", "llama-tiny", entry, here)
+    component.add_cell(path, "cpu", "bert-large", entry, here)
+    found = matrix.read(here)
+    assert len(found.cells) == before + 2
+    assert {"mine/llama-tiny", "cpu/bert-large"} <= {one.name for one in found.cells}
 
 
 def test_a_node_of_the_cluster_is_read(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

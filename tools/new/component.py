@@ -78,7 +78,16 @@ def add_cell(path: Path, hardware: str, model: str, entry: Entry, root: Path) ->
         rows += [f"      {key}:"] if isinstance(value, Mapping) else [f"      {key}: {value}"]
         rows += [f"        {one}: {value[one]}" for one in value] if isinstance(value, Mapping) else []
     lines = text_of(path, root).rstrip("\n").split("\n")
-    if f"  {hardware}:" not in lines:
-        lines += ["", f"  {hardware}:"]
-    place = lines.index(f"  {hardware}:") + 1
-    repo.write(path, "\n".join([*lines[:place], *rows, *lines[place:]]) + "\n")
+    cells = line_of(lines, "cells:") or 0
+    place = line_of(lines, f"  {hardware}:", cells)
+    if place is None:  # below the other cells
+        ends = (at for at in range(cells + 1, len(lines)) if re.match(r"[^\s#]", lines[at]))
+        end = next(ends, len(lines))
+        place, lines = end + 1, [*lines[:end], "", f"  {hardware}:", *lines[end:]]
+    repo.write(path, "\n".join([*lines[: place + 1], *rows, *lines[place + 1 :]]) + "\n")
+
+
+def line_of(lines: list[str], key: str, start: int = 0) -> int | None:
+    """Return the place of a line with a key, which may have a comment; None if there is none."""
+    found = (at for at in range(start, len(lines)) if re.fullmatch(rf"{re.escape(key)}\s*(?:\s#.*)?", lines[at]))
+    return next(found, None)

@@ -93,8 +93,9 @@ def _with_hardware(text: str, name: str, entry: Mapping[str, Any]) -> str:
     flow = yaml.safe_dump(dict(entry), default_flow_style=True, sort_keys=False, width=100_000)
     line = f"  {name}: {flow.strip()}"
     lines = text.split("\n")
-    if "hardware:" not in lines:
+    there = component.line_of(lines, "hardware:")
+    if there is None:
         return "\n".join(["hardware:", line, "", *lines])
-    start = lines.index("hardware:") + 1
+    start = there + 1
     end = next((at for at in range(start, len(lines)) if lines[at][:1] not in (" ", "#")), len(lines))
     return "\n".join([*lines[:end], line, *lines[end:]])
