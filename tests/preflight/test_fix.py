@@ -196,6 +196,13 @@ def test_a_directory_gets_a_patch(directory: Path, capsys: pytest.CaptureFixture
     assert {path: path.read_bytes() for path in directory.glob("*.yaml")} == before, "nothing to repair"
 
 
+def test_a_kustomization_may_have_an_empty_list_of_patches(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = directory / "kustomization.yaml"
+    path.write_text(path.read_text(encoding="utf-8") + "patches:   # none yet\n", encoding="utf-8")
+    assert invoke(["preflight", "--fix", str(directory)]) == 0
+    assert "path: preflight-pytorchjob-a-mine.yaml" in path.read_text(encoding="utf-8")
+
+
 def test_nothing_is_written_where_the_patches_do_not_render(
     directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -253,7 +253,9 @@ def in_kustomization(directory: Path, fix: Fix) -> list[File]:
         files.append(File(file, old, old + yaml.safe_dump(changes, sort_keys=False, width=WIDTH)))
         if not old:
             target = {"kind": str(item["kind"]), "name": _plain_name(leaf, item)}
-            leaf.setdefault("patches", []).append({"path": name, "target": target})
+            if leaf.get("patches") is None:
+                leaf["patches"] = []
+            leaf["patches"].append({"path": name, "target": target})
     new = _dumped(writer, [leaf])
     return [*files, *([File(path, text, new)] if new != text else [])]
 
