@@ -328,6 +328,14 @@ def test_pods_that_stay_apart_take_a_node_each(
     assert (found, said in summary) == (state, True), summary
 
 
+def test_a_node_chosen_by_its_name_is_unknown(tmp_path: Path) -> None:
+    rule = {"key": "metadata.name", "operator": "In", "values": ["gpu-7"]}
+    terms = {"nodeSelectorTerms": [{"matchFields": [rule]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    ((found, summary),) = of_pods(tmp_path, LAB.format(1), small_pods(2, TWO_GPUS, affinity=affinity))
+    assert (found, "does not state metadata.name" in summary) == ("CANNOT TELL", True), summary
+
+
 def test_a_port_of_the_host_is_taken_once(tmp_path: Path) -> None:
     for network, port, state in ((False, {"hostPort": 29500}, "FAIL"), (True, {}, "FAIL"), (False, {}, "PASS")):
         manifests = small_pods(2, TWO_GPUS, hostNetwork=network)

@@ -15,7 +15,7 @@ from tests.aws.account import make_bucket
 from tests.aws.conftest import Change, Yard
 from tests.aws.kubectl import World
 from tools.aws.session import Session
-from tools.cluster import snapshot, validate
+from tools.cluster import nodes, observe, snapshot, validate
 from tools.cluster import spec as specs
 from tools.cluster.cluster_env import Fact
 from tools.cluster.finding import Finding
@@ -395,3 +395,18 @@ def test_clusters_outside_of_aws_have_other_names_and_monitors() -> None:
     dns["metadata"]["labels"] = {"kubernetes.io/service-name": "kube-dns"}
     dns["endpoints"] = []
     assert found()["dns"].state is State.FAIL
+
+
+def test_parts_of_cards_are_devices_too() -> None:
+    """Nodes with MIG offer no whole card; their plugin runs, and is not lacking."""
+    objects = whole()
+    room = objects["nodes"][0]["status"]["allocatable"]
+    del room["nvidia.com/gpu"]
+    assert "nvidia" in [folder for folder, _ in observe.lacking("training", Snapshot(objects, {}))]
+    room["nvidia.com/mig-1g.10gb"] = "56"
+    assert findings(objects)["devices"].state is State.PASS
+    row = nodes.table(Snapshot(objects, {}))[0]
+    assert (row.device, row.devices) == ("nvidia.com/mig-1g.10gb", 56)
+    assert "nvidia" not in [folder for folder, _ in observe.lacking("training", Snapshot(objects, {}))]
+    room |= {"nvidia.com/mig-1g.10gb": "0", "nvidia.com/gpu": "0"}
+    assert findings(objects)["devices"].state is State.FAIL

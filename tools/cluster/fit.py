@@ -261,7 +261,8 @@ def _rooms(some: list[Machines], asked: Mapping[str, Decimal], together: bool) -
 def _keys(spec: Object) -> set[str]:
     """Return the labels that a pod's selectors ask for."""
     terms = node_terms(spec) or []
-    asked = {one["key"] for term in terms for one in term.get("matchExpressions") or []}
+    rules = (one for term in terms for key in ("matchExpressions", "matchFields") for one in term.get(key) or [])
+    asked = {str(one["key"]) for one in rules}
     return asked | set(spec.get("nodeSelector") or {})
 
 

@@ -33,12 +33,12 @@ def ready(spec: Spec, snapshot: Snapshot) -> Finding:
 
 
 def devices(spec: Spec, snapshot: Snapshot) -> Finding | None:
-    """Compare the accelerators of ready nodes with the table of instance types."""
+    """Compare the accelerators of ready nodes with the table of instance types; parts of cards (MIG) count as all."""
     nodes = _accelerated(snapshot)
     fewer = [
         f"{one.name} ({one.instance}): {one.devices} of {machine.accelerators} {machine.device_resource}"
         for one, machine in nodes
-        if one.devices < machine.accelerators
+        if one.devices < machine.accelerators and one.device in (None, machine.device_resource)
     ]
     if fewer:
         remedy = "install the device plugin (base/plugins); replace a node that advertises only some devices"

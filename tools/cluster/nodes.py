@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from tools.cells.knobs import DEVICE
 from tools.cluster.snapshot import Snapshot
 from tools.core.tables import load
 from tools.facts.instances import EFA, NEURON, NVIDIA
@@ -52,7 +53,9 @@ def _node(item: Object, pods: list[Object]) -> Node:
     exact = quantity.amounts(status.get("allocatable") or {})
     counts = {name: int(value) for name, value in exact.items()}
     conditions = {one["type"]: one for one in status.get("conditions") or []}
-    device = next((one for one in (NVIDIA, NEURON) if one in counts), None)
+    whole = [one for one in (NVIDIA, NEURON) if one in counts]
+    others = sorted(name for name in counts if DEVICE.search(name))
+    device = next((one for one in (*whole, *others) if counts[one]), next(iter(whole), None))
     return Node(
         name=metadata["name"],
         ready=conditions.get("Ready", {}).get("status") == "True",

@@ -150,7 +150,9 @@ def _has_without(node: Object, resource: str) -> bool:
         bool(machine.efa and machine.accelerators) if resource == EFA else machine.device_resource == resource
     )
     there |= resource == NVIDIA and selectors.labels_of(node).get("nvidia.com/gpu.present") == "true"
-    return there and resource not in ((node.get("status") or {}).get("allocatable") or {})
+    room = (node.get("status") or {}).get("allocatable") or {}
+    parts = resource == NVIDIA and any(map(machines.PARTS.match, room))
+    return there and resource not in room and not parts
 
 
 def _team(spec: Spec, known: Mapping[str, Fact], seen: Snapshot, found: Found) -> str:
