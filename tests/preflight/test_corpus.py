@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from tests.preflight.headers import header
 from tests.workload.beds import bed
@@ -17,7 +18,7 @@ from tools.core.errors import UserError
 from tools.core.nested import mappings
 from tools.core.rules import PRACTICE, TRAINS
 from tools.core.verdict import State
-from tools.kube.manifests import Manifests, read
+from tools.kube.manifests import Manifests, parse, read, written
 from tools.preflight.evaluate import Evaluation, evaluate
 from tools.preflight.rule import rule as rules
 
@@ -527,3 +528,49 @@ def test_keys_are_read_as_kubectl_sends_them() -> None:
     job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["nodeSelector"] = {True: "x", 3: "y"}
     job["metadata"]["annotations"] = {2: "a", False: "b"}
     assert failures(evaluate(manifests)) == []
+
+
+def read_spec(text: str) -> Any:
+    """Return the field `spec` of an object that is written in YAML."""
+    return parse(f"kind: K\nmetadata: {{name: n}}\n{text}", "f").objects[0]["spec"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("012345678901", 12345678901.0), ("08", 8.0), ("1_000", 1000), ("2024_11_05", 20241105), ("0b11", 3)),
+        *(("0o17", 15), ("0444", 292), ("1e3", 1000.0), ("1.5", 1.5), ("-7", -7), ("0", 0)),
+        *(
+            ("2024-11-05", "2024-11-05"),
+            ("1:30", "1:30"),
+            ("8m", "8m"),
+            ("v1_2", "v1_2"),
+            ("_1", "_1"),
+            ("1.2.3", "1.2.3"),
+        ),
+    ],
+)
+def test_numbers_are_those_of_kubectl(text: str, value: Any) -> None:
+    """An account's number without quotes is no text: the API server refuses it as a variable's value."""
+    assert read_spec(f"spec: {{v: {text}}}") == {"v": value}
+    assert yaml.safe_load(written([{"v": text}])) == {"v": text}
+
+
+def test_a_merged_mapping_may_override_a_key() -> None:
+    text = "x: &x {a: 1, b: 0}\nspec:\n  deep: &d\n    <<: *x\n    a: 2\nother:\n  <<: *d\n  y: 3\n"
+    assert read_spec(text) == {"deep": {"a": 2, "b": 0}}
+    with pytest.raises(UserError, match="duplicate key 'a'"):
+        read_spec(text.replace("    a: 2\n", "    a: 2\n    a: 3\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "hint"),
+    [
+        ("kind: PyTorchJob\nmetadata: {name: 17}\n", "must be a string in quotes, not 17", None),
+        ("kind: Kustomization\nresources: []\n", "Kustomization has no metadata.name", "yard preflight DIRECTORY"),
+    ],
+)
+def test_a_name_that_is_none_is_said(text: str, said: str, hint: str | None) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        parse(text, "f")
+    assert (caught.value.hint or "").endswith(hint or "")
