@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.training.chats import CHATML, chat, chatml_tokenizer, say
@@ -364,6 +367,33 @@ def test_tools_and_their_calls_are_written_by_the_template(arguments: str, plann
     row["messages"][1]["tool_calls"] = [{"function": {"name": "look", "arguments": {"a": "<|im_end|>"}}}]
     with pytest.raises(BadRow, match=r"messages\[1\] holds the special token '<\|im_end\|>'"):
         shown(planned([row], template))
+
+
+def test_parquet_gives_a_tool_no_keys_of_the_others(planned: Planned, tmp_path: Path) -> None:
+    """All objects of a column have the same keys there, null where an object has not this one."""
+    rows = []
+    for name, key in (("look", "at"), ("wait", "until")):
+        parameters = {"type": "object", "properties": {key: {"type": "string"}}}
+        call = {"type": "function", "function": {"name": name, "arguments": {key: "cat"}}}
+        messages = [*chat("hi")["messages"], {"role": "assistant", "content": None, "tool_calls": [call]}]
+        tool = {"type": "function", "function": {"name": name, "parameters": parameters}}
+        rows.append({"messages": messages, "tools": [tool]})
+    template = TOOLED.replace("ARGUMENTS", "(call.function.arguments | tojson)")
+    expected = shown(planned(rows, template))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    assert shown(planned(tmp_path / "rows.parquet", template)) == expected
+
+
+def test_messages_may_have_times(planned: Planned, tmp_path: Path) -> None:
+    """Published chats have when a turn was written, which no template reads."""
+    rows = [chat("hi", say(3, start)) for start in range(3)]
+    expected = shown(planned(rows))
+    for message in (message for row in rows for message in row["messages"]):
+        message["timestamp"] = datetime.datetime(2024, 5, 1, tzinfo=datetime.UTC)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    plan = planned(tmp_path / "rows.parquet")
+    assert shown(plan) == expected
+    assert prepare_examples(plan.settings, tmp_path / "data", lambda line: None).is_dir()
 
 
 def test_datasets_of_the_first_three_formats_are_what_they_were(chatml: Path, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def _python_help() -> Iterator[Row]:
 def _file_rows(source: Source) -> Iterator[Row | BadRow]:
     for file in source.files:
         if is_parquet(file.path):
-            yield from (Row(where, fields) for where, fields in parquet_rows(file.path))
+            yield from (Row(where, _without_nulls(fields)) for where, fields in parquet_rows(file.path))
         elif is_rows(file.path):
             yield from (json_row(where, data, _WANTED) for where, data in json_lines(file.path))
         elif is_table(file.path):
@@ -114,6 +114,21 @@ def _file_rows(source: Source) -> Iterator[Row | BadRow]:
                 yield Row(f"{file.path}, piece {number}", {source.text_field: piece.text})
         else:
             yield _text_row(file.path, source.text_field)
+
+
+def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of Arrow's types without the null keys inside its fields.
+
+    There all objects of a column have the same keys: a tool or a call gets those of the others as null, and a
+    template would write them.
+    """
+    return {name: _kept(value) for name, value in fields.items()}
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _kept(part) for key, part in value.items() if part is not None}
+    return [_kept(part) for part in value] if isinstance(value, list) else value
 
 
 def _text_row(path: Place, text_field: str) -> Row | BadRow:
@@ -146,7 +161,7 @@ def _hub(source: str, name: str, revision: str, split: str) -> Rows:
 
     def read() -> Iterator[Row]:
         for number, fields in enumerate(_hub_rows(source, name, revision, split), start=1):
-            yield Row(f"{source}, row {number}", fields)
+            yield Row(f"{source}, row {number}", _without_nulls(fields))
 
     return Rows(name.partition("/")[2], source, lambda: [name, revision, split], read)
 
