@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
@@ -117,8 +118,8 @@ def export_run(
             directory.chmod(0o755)
             if not commit(directory, to.resolve()):
                 raise ExportError(f"another process created {to} meanwhile")
-    except OSError as error:
-        raise ExportError(f"cannot write {to}: {error.strerror or error}") from error
+    except (OSError, SafetensorError) as error:  # safetensors has its own error, also for a full disk
+        raise ExportError(f"cannot write {to}: {getattr(error, 'strerror', None) or error}") from error
     return Exported(str(to.resolve()), kind, checkpoint.step, *written, skipped)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -247,6 +249,20 @@ def test_a_failed_export_leaves_no_files(
     with pytest.raises(ExportError, match=r"cannot write .*out: No space left on device"):
         export_run(run.path, tmp_path / "out", shard_bytes=60_000)
     assert len(calls) == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["runs"]
+
+
+def test_a_file_that_safetensors_cannot_write_is_one_error(tmp_path: Path, run: RunDir, dataset: Path) -> None:
+    """Its own error is no OSError. A limit of file sizes stands in for a full disk."""
+    pretrained(run, dataset)
+    limits, before = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(ExportError, match=r"cannot write .*out: .*File too large"):
+            export_run(run.path, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
     assert [p.name for p in tmp_path.iterdir()] == ["runs"]
 
 
