@@ -145,8 +145,6 @@ def _files(directory: Path, index: Mapping[str, str] | None) -> list[Path]:
     if (directory / SINGLE).exists():
         return [directory / SINGLE]
     files = sorted(directory.glob("*.safetensors"))
-    if (directory / "adapter_config.json").exists():
-        raise WeightsError(f"{directory} contains an adapter, not a model; merge it into its base first")
     if not files:
         raise WeightsError(f"{directory}: {_no_files(directory)}")
     return files

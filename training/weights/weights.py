@@ -114,6 +114,7 @@ def open_weights(
         tokenizer = dataset_directory(checkpoint.meta, RunDir(checkpoint.directory.parent.parent)) / "tokenizer"
     else:
         directory = locate_directory(named, run, broadcast, say)
+        _refuse_adapter(directory)
         check_architecture(directory, config.model)
         present = (name for name in (CONFIG, GENERATION) if (directory / name).exists())
         files = {name: read_object(directory / name) for name in present}
@@ -130,6 +131,12 @@ def open_weights(
         )
     has_tokenizer = (tokenizer / "tokenizer.json").exists()
     return Weights(tensors, directory, tokenizer if has_tokenizer else None, {"weights": digest, **origin})
+
+
+def _refuse_adapter(directory: Path) -> None:
+    """Refuse an adapter, also with its base beside it, as `export_run` writes it: the base alone would be used."""
+    if (directory / "adapter_config.json").exists():
+        raise WeightsError(f"{directory} contains an adapter, not a model; merge it into its base first")
 
 
 def check_causal(tensors: Tensors, config: Config) -> None:

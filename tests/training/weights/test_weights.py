@@ -123,7 +123,8 @@ def _pickled(directory: Path) -> None:
 
 
 def _adapter(directory: Path) -> None:
-    (directory / "model.safetensors").unlink()
+    (directory / "model.safetensors").rename(directory / "adapter_model.safetensors")
+    (directory / "config.json").unlink()
     (directory / "adapter_config.json").write_text("{}")
 
 
@@ -174,6 +175,9 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "pickled": (_pickled, "contains pytorch_model.bin, but no *.safetensors; pickled files can run code"),
     "adapter": (_adapter, "contains an adapter, not a model"),
+    "adapter beside its base": (
+        lambda d: (d / "adapter_config.json").write_text("{}"), "contains an adapter, not a model"
+    ),
     "empty": (lambda d: (d / "model.safetensors").unlink(), "contains no *.safetensors"),
     "index of nothing": (_index(None), "has no weight_map"),
     "index names a lost file": (
