@@ -40,7 +40,7 @@ from training.task import Trainable
 from training.weights import Weights, WeightsError, open_weights
 from training.weights.card import card
 from training.weights.experts import file_name, file_names, row_of
-from training.weights.source import RUN, is_run
+from training.weights.source import RUN, is_run, pinned
 from training.weights.tensors import INDEX, SINGLE, CheckpointTensors, Kind, digest_of, hash_of
 from training.weights.weights import CONFIG, FILES, GENERATION
 
@@ -293,7 +293,7 @@ def _write_adapter(directory: Path, checkpoint: Checkpoint, config: Config, has_
     names = [name for name in checkpoint.names() if name.startswith("model.")]
     tensors = {adapter_name(name.removeprefix("model.")): checkpoint.full(name) for name in names}
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
-    base, _, revision = ("." if has_base else config.model.weights).partition("@")
+    base, revision = (".", "") if has_base else pinned(config.model.weights)
     settings = peft_config(config.lora, base_model_name_or_path=base, revision=revision or None, inference_mode=True)
     settings.save_pretrained(str(directory))
     kinds = {name: Kind(CODES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}

@@ -9,6 +9,7 @@ from typing import Any
 
 from training.config import Config
 from training.run.directory import RunDir, last_records
+from training.weights.source import pinned
 
 _LARGEST_LOG = 64 << 20  # bytes at the end of a log of steps
 _ON_HUB = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)  # how the hub names a model
@@ -30,7 +31,7 @@ def card(
         "pipeline_tag": "fill-mask" if masked else "text-generation",
         "tags": ["trainyard", config.model.architecture],
     }
-    base = (config.model.weights or "").partition("@")[0]
+    base, _ = pinned(config.model.weights or "")
     if _ON_HUB.fullmatch(base):
         head["base_model"] = base
     front = "\n".join(f"{key}: {json.dumps(value)}" for key, value in head.items())  # JSON is YAML

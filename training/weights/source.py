@@ -22,6 +22,14 @@ RUN = "run:"
 COMMIT = "base_commit"
 
 
+def pinned(weights: str) -> tuple[str, str]:
+    """The repository of the hub and its revision; a directory and a run have no revision, whatever their name."""
+    if weights.startswith("/") or is_run(weights):
+        return weights, ""
+    repository, _, revision = weights.partition("@")
+    return repository, revision
+
+
 def is_run(weights: str) -> bool:
     """Whether the value names another run."""
     return weights.startswith(RUN)
@@ -43,7 +51,7 @@ def locate_directory(weights: str, run: RunDir, broadcast: Broadcast, say: Say) 
             trouble = "is not a directory" if directory.exists() else "does not exist"
             raise WeightsError(f"model.weights: {directory} {trouble}")
         return directory
-    repository, _, named = weights.partition("@")
+    repository, named = pinned(weights)
     revision = _commit_begun_with(repository, run) or named
     if (ready := prepared(repository, revision)) is not None:
         return ready
@@ -67,7 +75,7 @@ def commit_of(weights: str, directory: Path) -> dict[str, str]:
     """For run.json: `base_commit`, the repository and commit of weights from the hub; empty for others."""
     if weights.startswith("/"):
         return {}
-    return {COMMIT: f"{weights.partition('@')[0]}@{directory.name}"}  # the library names snapshots by commit
+    return {COMMIT: f"{pinned(weights)[0]}@{directory.name}"}  # the library names snapshots by commit
 
 
 def _commit_begun_with(repository: str, run: RunDir) -> str | None:

@@ -316,9 +316,10 @@ def test_diff_names_tensors_configuration_and_position(
 def test_export_prints_the_result_and_how_to_load_it(
     tmp_path: Path, dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    publish(tmp_path / "base")
+    base = tmp_path / "base@v1"  # of a directory the name has no revision
+    publish(base)
     run = RunDir(tmp_path / "runs" / "tuned")
-    adapted(run, configuration(str(tmp_path / "base"), LORA), dataset)
+    adapted(run, configuration(str(base), LORA), dataset)
     out = tmp_path / "out"
     assert cli.invoke(["checkpoint", "export", str(run.path), "--to", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -326,6 +327,9 @@ def test_export_prints_the_result_and_how_to_load_it(
     assert lines[2] == f'  load it with PeftModel.from_pretrained(base, "{out}")'
     assert lines[3] == "  merged with its base: yard checkpoint export tuned --merge --to DIR"
     assert (out / "adapter_model.safetensors").exists()
+    settings = json.loads((out / "adapter_config.json").read_text())
+    assert (settings["base_model_name_or_path"], settings["revision"]) == (str(base), None)
+    assert str(base) in (out / "README.md").read_text()
 
 
 def test_an_export_to_an_impossible_place_is_refused_before_the_trainer_starts(
