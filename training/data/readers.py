@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import IO, Any, Literal, NamedTuple, Protocol
 
-from training.data.errors import DataError, nearest, reason
+from training.data.errors import DataError, nearest, not_utf8, reason
 
 _JSON_LINES = (".jsonl", ".ndjson")
 JSON_LINES_GZIP = (".jsonl.gz", ".ndjson.gz", ".json.gz")
 _PARQUET = (".parquet",)
 _ROWS = _JSON_LINES + JSON_LINES_GZIP + _PARQUET
 ROWS = f"{', '.join(_ROWS[:-1])} and {_ROWS[-1]}"  # the same in words
-_PACKED = (".gz", ".tgz", ".zst", ".tzst", ".bz2", ".xz", ".txz", ".zip", ".7z", ".lz4", ".br")
+_PACKED = (".tar", ".gz", ".tgz", ".zst", ".tzst", ".bz2", ".xz", ".txz", ".zip", ".7z", ".lz4", ".br")
 NOT_UNPACKED = "this compression is not read; unpack it, or use .jsonl.gz"
 OTHER_TABLES = (".json", ".csv", ".tsv", ".arrow")  # not read as rows
 _SHOWN_FIELDS = 8
@@ -159,11 +159,13 @@ def _character_border(data: bytes) -> int:
 def _decode(path: Place, data: bytes, first_line: int) -> Document:
     if first_line == 1:
         data = data.removeprefix(codecs.BOM_UTF8)
+    if first_line == 1 and b"\0" in data:  # UTF-8 may have it, text has not
+        raise DataError(f"{path}: not text, because it has zero bytes: an archive, a table, or UTF-16?")
     try:
         return Document(data.decode("utf-8"), data)
     except UnicodeDecodeError as error:
         line = first_line + data.count(b"\n", 0, error.start)
-        raise DataError(f"{path}, line {line}: not UTF-8 text ({error.reason})") from None
+        raise DataError(f"{path}, line {line}: {not_utf8(data, error)}") from None
 
 
 def _json_rows(path: Place, text_field: str) -> Iterator[Document]:
@@ -203,7 +205,7 @@ def json_object(where: str, data: bytes, wanted: str) -> dict[str, Any]:
     try:
         row = json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise DataError(f"{where}: not UTF-8 text ({error.reason})") from None
+        raise DataError(f"{where}: {not_utf8(data, error)}") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not JSON ({error})") from None
     if not isinstance(row, dict):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,7 +110,8 @@ ROWS = ["first", "second\nline", "drittes ☃"]
 
 
 @pytest.mark.parametrize(
-    "name", ["rows.jsonl", "rows.ndjson", "rows.jsonl.gz", "rows.ndjson.gz", "rows.json.gz", "rows.parquet"]
+    "name",
+    ["rows.jsonl", "rows.ndjson", "rows.jsonl.gz", "rows.ndjson.gz", "rows.json.gz", "rows.parquet"],
 )
 def test_rows_are_documents(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
@@ -177,7 +179,9 @@ def test_damaged_gzip(tmp_path: Path) -> None:
     assert "damaged gzip data" in error_of(path)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.zst", "a.CSV.gz", "a.txt.bz2", "a.json.xz", "a.zip", "a.parquet.gz"])
+@pytest.mark.parametrize(
+    "name", ["a.jsonl.zst", "a.CSV.gz", "a.txt.bz2", "a.json.xz", "a.zip", "a.parquet.gz", "a.tar"]
+)
 def test_a_compression_that_is_not_read_is_refused_by_name(tmp_path: Path, name: str) -> None:
     """As one file, as a URL, and as all files of a directory or a glob; beside others it is not text, as before."""
     path = tmp_path / name
@@ -196,6 +200,21 @@ def test_a_text_file_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> 
     path = tmp_path / "latin.txt"
     path.write_bytes(b"one\ntwo\n" * 2000 + "größer\n".encode("latin-1"))
     assert error_of(path).startswith(f"{path}, line 4001: not UTF-8 text")
+
+
+@pytest.mark.parametrize("order", ["le", "be"])
+def test_the_texts_of_windows_and_binary_files_are_no_text(tmp_path: Path, order: str) -> None:
+    """In UTF-16 each letter has a zero byte beside it, which UTF-8 allows."""
+    path = tmp_path / "a.txt"
+    path.write_bytes("one\ntwo\n".encode(f"utf-16-{order}"))
+    assert error_of(path).startswith(f"{path}: not text, because it has zero bytes")
+    text = '{"text": "one"}\n'
+    (tmp_path / "a.jsonl").write_bytes(f"\ufeff{text}".encode(f"utf-16-{order}"))
+    assert error_of(tmp_path / "a.jsonl").endswith("; it begins as UTF-16 does: convert it to UTF-8")
+    with tarfile.open(tmp_path / "b.tar", "w") as archive:
+        archive.add(path, "a.txt")
+    (tmp_path / "b.data").write_bytes((tmp_path / "b.tar").read_bytes())
+    assert "not text, because it has zero bytes" in error_of(tmp_path / "b.data")
 
 
 def test_missing_and_empty_sources(tmp_path: Path) -> None:

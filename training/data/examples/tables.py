@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
-from training.data.errors import DataError, reason
+from training.data.errors import DataError, not_utf8, reason
 from training.data.examples.formats import BadRow
 from training.data.readers import MOST_ROW, Named, Place, json_lines, json_object, kind_of
 
@@ -203,4 +203,4 @@ class _Lines:
         try:
             return data.decode("utf-8-sig" if self._line == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise DataError(f"{where}: not UTF-8 text ({error.reason})") from None
+            raise DataError(f"{where}: {not_utf8(data, error)}") from None
