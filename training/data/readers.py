@@ -258,7 +258,8 @@ def _check_column(path: Place, schema: Any, text_field: str) -> None:
         raise DataError(f"{path}: {no_field(text_field, schema.names)}")
     kind = schema.field(text_field).type
     value_kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (pa.types.is_string(value_kind) or pa.types.is_large_string(value_kind)):
+    strings = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    if not any(is_one(value_kind) for is_one in strings):
         raise DataError(f"{path}: field '{text_field}' holds {kind}, not strings")
 
 

@@ -111,12 +111,13 @@ ROWS = ["first", "second\nline", "drittes ☃"]
 
 @pytest.mark.parametrize(
     "name",
-    ["rows.jsonl", "rows.ndjson", "rows.jsonl.gz", "rows.ndjson.gz", "rows.json.gz", "rows.parquet"],
+    ["rows.jsonl", "rows.ndjson", "rows.jsonl.gz", "rows.ndjson.gz", "rows.json.gz", "rows.parquet", "view.parquet"],
 )
 def test_rows_are_documents(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     if name.endswith(".parquet"):
-        table = pa.table({"id": [1, 2, 3], "body": pa.array(ROWS).dictionary_encode()})
+        body = pa.array(ROWS, pa.string_view()) if name == "view.parquet" else pa.array(ROWS).dictionary_encode()
+        table = pa.table({"id": [1, 2, 3], "body": body})
         pq.write_table(table, path, row_group_size=2)
     else:
         lines = "\n\n".join(json.dumps({"id": 1, "body": row}) for row in ROWS).encode()
