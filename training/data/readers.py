@@ -21,6 +21,8 @@ _ROWS = _JSON_LINES + JSON_LINES_GZIP + _PARQUET
 ROWS = f"{', '.join(_ROWS[:-1])} and {_ROWS[-1]}"  # the same in words
 _PACKED = (".tar", ".gz", ".tgz", ".zst", ".tzst", ".bz2", ".xz", ".txz", ".zip", ".7z", ".lz4", ".br")
 NOT_UNPACKED = "this compression is not read; unpack it, or use .jsonl.gz"
+_ARROW = ".arrow"
+_NOT_ARROW = "Arrow files are not read; write Parquet: datasets.load_from_disk(DIRECTORY).to_parquet(FILE)"
 OTHER_TABLES = (".json", ".csv", ".tsv", ".arrow")  # not read as rows
 _SHOWN_FIELDS = 8
 _KINDS: dict[type, str] = {
@@ -72,6 +74,13 @@ def is_rows(path: Named) -> bool:
 def is_packed(path: Named) -> bool:
     """Return whether the file is compressed and no reader unpacks it, by its name."""
     return path.name.lower().endswith(_PACKED) and not is_rows(path)
+
+
+def why_unread(path: Named) -> str:
+    """Return why no reader takes the file, by its name; empty if one does."""
+    if path.name.lower().endswith(_ARROW):
+        return _NOT_ARROW
+    return NOT_UNPACKED if is_packed(path) else ""
 
 
 def is_parquet(path: Place) -> bool:

@@ -19,14 +19,13 @@ from pathlib import Path, PurePosixPath
 
 from training.data.errors import DataError, nearest, reason
 from training.data.readers import (
-    NOT_UNPACKED,
     Document,
     Place,
-    is_packed,
     is_rows,
     pieces_of,
     read_file_as_document,
     rows_of,
+    why_unread,
 )
 from training.data.remote_files import RemotePlace, is_remote, title_of, urls_of
 
@@ -34,6 +33,8 @@ STDLIB = "python-stdlib"
 # Some distributions leave out the library's own tests, which are larger than the library.
 _NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
 _MAGIC = re.compile(r"[*?\[]")
+# Files beside data: what people and the library `datasets` write about it.
+_ABOUT = re.compile(r"(?i)(?:readme|licen[cs]e)(?:\..*)?|dataset_infos?\.json|dataset_dict\.json|state\.json")
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,11 @@ class Source:
     def size(self) -> int:
         """Size of all files in bytes."""
         return sum(file.size for file in self.files)
+
+    @property
+    def data(self) -> tuple[SourceFile, ...]:
+        """The files without those about them; all files if there are no others."""
+        return tuple(file for file in self.files if not _ABOUT.fullmatch(file.path.name)) or self.files
 
     @property
     def remote(self) -> bool:
@@ -137,7 +143,7 @@ def open_source(source: str, text_field: str = "text") -> Source:
     """Find the files of `source`: `python-stdlib`, a directory, a glob, one file, URLs, or several of them.
 
     Only names, sizes and times are read here. Raises DataError if there is nothing to read, also because every
-    file of a part is compressed in a way that is not read.
+    file of a part has a compression or a format that is not read.
     """
     parts = [part for part in source.split("\n") if part]
     if len(parts) > 1:
@@ -145,8 +151,8 @@ def open_source(source: str, text_field: str = "text") -> Source:
         files = tuple(_with_origin(file, part) for one, part in zip(each, parts, strict=True) for file in one.files)
         return Source(each[0].name, files, text_field)
     found = _from_urls(source, text_field) if is_remote(source) else _from_disk(source, text_field)
-    if all(is_packed(file.path) for file in found.files):
-        raise DataError(f"data source {found.files[0].path}: {NOT_UNPACKED}")
+    if all(why_unread(file.path) for file in found.data):
+        raise DataError(f"data source {found.data[0].path}: {why_unread(found.data[0].path)}")
     return found
 
 

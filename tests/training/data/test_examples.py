@@ -375,6 +375,11 @@ def test_files_beside_rows_are_not_examples(prepared: Prepared, tmp_path: Path) 
     for name in ("a.txt", "b.txt", "z.csv"):
         (tmp_path / "set" / name).unlink()
     (tmp_path / "set" / "rows.jsonl").rename(tmp_path / "set" / "rows.arrow")
+    for name in ("dataset_info.json", "state.json"):  # as `Dataset.save_to_disk` writes them
+        (tmp_path / "set" / name).write_text("{\n}")
+    with pytest.raises(DataError, match=r"rows\.arrow: Arrow files are not read; write Parquet: datasets\.load_from"):
+        prepared(tmp_path / "set")
+    (tmp_path / "set" / "notes.txt").touch()
     with pytest.raises(
         DataError,
         match=r"rows\.arrow: cannot be read as rows; convert it to \.jsonl, \.json, \.csv or \.parquet",

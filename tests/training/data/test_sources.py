@@ -197,6 +197,20 @@ def test_a_compression_that_is_not_read_is_refused_by_name(tmp_path: Path, name:
     assert counts.not_text == 1
 
 
+def test_files_about_data_are_not_taken_for_it(tmp_path: Path) -> None:
+    """A data set that the library `datasets` has saved, and a clone of one: the text about it is not its text."""
+    for name in ("README.md", "dataset_dict.json", "train/dataset_info.json", "train/state.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("about the data")
+    (tmp_path / "train" / "data-00000-of-00001.arrow").write_bytes(b"\xff\xff\xff\xff")
+    message = error_of(tmp_path)
+    assert message.startswith(f"data source {tmp_path}/train/data-00000-of-00001.arrow: Arrow files are not read; ")
+    (tmp_path / "train" / "data-00000-of-00001.arrow").rename(tmp_path / "train" / "data.jsonl.zst")
+    assert "this compression is not read" in error_of(tmp_path)
+    (tmp_path / "train" / "data.jsonl.zst").unlink()
+    assert texts(tmp_path) == ["about the data"] * 4
+
+
 def test_a_text_file_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "latin.txt"
     path.write_bytes(b"one\ntwo\n" * 2000 + "größer\n".encode("latin-1"))

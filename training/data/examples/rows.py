@@ -79,7 +79,7 @@ def _with_rows(source: Source) -> tuple[Source, str]:
         if rows:
             others = [file for file in source.files if not reads(file.path)]
             return replace(source, files=rows), _left_out(others, kinds)
-    for file in source.files:
+    for file in source.data:
         if file.name.lower().endswith(OTHER_TABLES):
             raise DataError(f"{file.path}: cannot be read as rows; convert it to .jsonl, .json, .csv or .parquet")
     return source, ""

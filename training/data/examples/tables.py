@@ -15,7 +15,8 @@ from training.data.readers import MOST_ROW, Named, Place, json_lines, json_objec
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _JSON = ".json"
 TABLES = ".json, .csv and .tsv"  # what `table_rows` reads, in words
-_ABOUT_DATA = ("dataset_info.json", "dataset_infos.json")  # beside data sets of the hub
+# Beside data sets of the hub, and in those that the library `datasets` has saved.
+_ABOUT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 _CHUNK = 2**16  # characters
 _SPACE = " \t\r\n"
 
