@@ -225,20 +225,36 @@ def _first_magic(pattern: Path) -> int:
 
 
 def _walk(root: Path, suffix: str = "", without: frozenset[str] = frozenset()) -> tuple[SourceFile, ...]:
-    """Return the regular files below `root`, without hidden ones, sorted by relative path."""
+    """Return the regular files below `root`, without hidden ones, sorted by relative path.
+
+    Links are followed, those to directories only where they lead out of `root` and not to one that was read.
+    """
     files: list[SourceFile] = []
+    read = [root.resolve()]
 
     def refuse(error: OSError) -> None:
         raise DataError(f"data source: cannot read directory {error.filename}: {reason(error)}") from error
 
-    for folder, folders, names in os.walk(root, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in without]
+    for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in without)
+        folders[:] = [name for name in folders if _leads_on(Path(folder, name), read)]
         wanted = (name for name in names if not name.startswith(".") and name.endswith(suffix))
         paths = (Path(folder, name) for name in wanted)
         files += (file for path in paths if (file := _stat_file(path, path.relative_to(root).as_posix())))
     if not files:
         raise DataError(f"data source {root} contains no {suffix or 'readable'} files")
     return _in_order(files)
+
+
+def _leads_on(folder: Path, read: list[Path]) -> bool:
+    """Return whether a directory is to be entered; a link adds its target to the directories that were `read`."""
+    if not folder.is_symlink():
+        return True
+    target = folder.resolve()
+    if any(target.is_relative_to(one) or one.is_relative_to(target) for one in read):
+        return False
+    read.append(target)
+    return True
 
 
 def _in_order(files: list[SourceFile]) -> tuple[SourceFile, ...]:

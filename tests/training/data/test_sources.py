@@ -60,6 +60,18 @@ def test_directory_is_read_recursively_in_order_without_hidden_files(tmp_path: P
     assert (counts.documents, counts.empty, counts.not_text) == (3, 1, 2)
 
 
+def test_a_directory_that_a_link_leads_to_is_read_once(tmp_path: Path) -> None:
+    (tmp_path / "other" / "deep").mkdir(parents=True)
+    (tmp_path / "other" / "deep" / "c.txt").write_text("c")
+    (tmp_path / "other" / "back").symlink_to(tmp_path / "other")
+    (tmp_path / "set" / "own").mkdir(parents=True)
+    (tmp_path / "set" / "own" / "a.txt").write_text("a")
+    for name, target in (("again", "own"), ("up", ".."), ("linked", "../other"), ("same", "../other/deep")):
+        (tmp_path / "set" / name).symlink_to(target)
+    names = [file.name for file in open_source(str(tmp_path / "set")).files]
+    assert names == ["linked/deep/c.txt", "own/a.txt"]
+
+
 def test_a_directory_keeps_identical_documents(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).write_text("the same")
