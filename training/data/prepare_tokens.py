@@ -255,6 +255,8 @@ def scan_source(source: Source, heldout_fraction: float, reporter: Reporter) -> 
     the largest is not.
     """
     counts = Counts()
+    if tables := _tables(source):
+        reporter.say(f"{tables} is read as plain text, not as rows: convert it to .jsonl or .parquet for its rows")
     below = int(heldout_fraction * _SCALE)
     least, most, heldout = _SCALE, -1, 0
     for document in source.documents(counts):
@@ -267,11 +269,9 @@ def scan_source(source: Source, heldout_fraction: float, reporter: Reporter) -> 
         raise DataError(f"data source {source.name}: no documents{skipped} in {source.describe()}")
     if least == most:
         found = "one document" if counts.documents == 1 else "only copies of one document"
-        tables = {Path(file.name).suffix for file in source.files if file.name.lower().endswith(OTHER_TABLES)}
-        said = ", ".join(sorted(tables))
-        hint = f" ({said} is not read as rows: convert it to .jsonl or .parquet)" if tables else ""
         raise DataError(
-            f"data source {source.name}: {found}{skipped}; at least two are needed, because one is held out{hint}"
+            f"data source {source.name}: {found}{skipped}; at least two are needed, because one is held out"
+            f"{f' ({tables} is not read as rows: convert it to .jsonl or .parquet)' if tables else ''}"
         )
     if heldout == 0:
         below, heldout = least + 1, 1
@@ -282,6 +282,12 @@ def scan_source(source: Source, heldout_fraction: float, reporter: Reporter) -> 
         + (f"; left out: {counts.skipped()}" if skipped else "")
     )
     return Scan(counts, below, heldout)
+
+
+def _tables(source: Source) -> str:
+    """Return the kinds of files of a source that are all tables in a format that is not read as rows; else nothing."""
+    tables = all(file.name.lower().endswith(OTHER_TABLES) for file in source.data)
+    return ", ".join(sorted({Path(file.name).suffix for file in source.data})) if tables else ""
 
 
 def document_digest(document: Document) -> bytes:

@@ -262,6 +262,22 @@ def test_small_sources_still_hold_something_out(prepared: Callable[..., Path], t
         prepared(tmp_path / "rows.csv")
 
 
+def test_tables_that_are_read_as_text_are_named(prepared: Callable[..., Path], tmp_path: Path) -> None:
+    """A rule of rows would be expected of a .csv; of a .json in a directory of code it would not."""
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "rows.csv").write_text("text\n" + "a row\n" * 2000)
+
+    def told() -> list[str]:
+        said: list[str] = []
+        prepared(tmp_path / "text", progress=said.append)
+        return [line for line in said if "plain text" in line]
+
+    (tmp_path / "text" / "more.csv").write_text("text\nother\n")
+    assert told() == [".csv is read as plain text, not as rows: convert it to .jsonl or .parquet for its rows"]
+    (tmp_path / "text" / "code.py").write_text("x = 1\n")
+    assert told() == []
+
+
 def test_the_split_follows_the_documents_hash(prepared: Callable[..., Path], corpus: Path, tmp_path: Path) -> None:
     fewer = shutil.copytree(corpus / "email", tmp_path / "fewer" / "email").parent
     tokenizer = str(prepared() / "tokenizer")
