@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,9 @@ FORGETFUL = CHATML.replace(
     "{{ message['content'] if loop.last else message['content'].split('</think>')[-1] }}",
 )
 ASKS_OTHERWISE = CHATML.replace("assistant{{ '\\n' }}{% endif %}", "assistant{{ '\\n' }}<think>{% endif %}")
+
+# As Phi's templates: a token behind the last turn ends the chat, beside each turn's own end.
+CLOSED = CHATML.removesuffix("{% endif %}") + "{% else %}{{ eos_token }}{% endif %}"
 
 
 @pytest.fixture(scope="session")
@@ -154,17 +158,30 @@ def test_a_tokenizer_without_template_gets_the_plain_one(prepared: Prepared, tmp
     assert not (without / "tokenizer" / "chat_template.jinja").exists()
 
 
+def test_a_token_that_ends_a_chat_is_learned_behind_its_last_turn(prepared: Prepared, tmp_path: Path) -> None:
+    (tmp_path / "template.jinja").write_text(CLOSED)
+    rows = [chat("hi", "the cat", "why", "a mat"), chat("dogs", "run")]
+    directory = prepared(rows, chat_template=str(tmp_path / "template.jinja"))
+    assert {learned for _, learned in texts(directory)} == {
+        "the cat<|im_end|>a mat<|im_end|>\n<|end_of_text|>",
+        "run<|im_end|>\n<|end_of_text|>",
+    }
+
+
 @pytest.mark.parametrize(
     ("template", "turns", "why"),
     [
-        (FORGETFUL, ("hi", "<think>the</think>cat", "why", "mat"), "not prefix-stable: message 1"),
-        (ASKS_OTHERWISE, ("hi", "cat"), "not prefix-stable: message 1"),
+        (FORGETFUL, ("hi", "<think>the</think>cat", "why", "mat"),
+         "not prefix-stable: message 1 changes when others follow; data.learn: last learns the last turn alone, or"),
+        (ASKS_OTHERWISE, ("hi", "cat"), "not prefix-stable: message 1 differs from its generation prompt; give"),
+        (CLOSED.replace("<|im_end|>", ""), ("hi", "cat", "why", "mat"), "message 1 has no end when others follow"),
         (CHATML.replace("message['content']", "message['content'] | upper"), ("hi", "cat"), "changes mess"),
         (CHATML + "{{ raise_exception('no systems here') }}", ("hi", "cat"), "no systems here"),
         (MARKED.replace("{% if message['role'] == 'assistant' %}", "{% if loop.last %}"),
          ("hi", "cat", "why", "mat"), "marks 1 turns of the assistant, the messages have 2"),
         ("{{ strftime_now('%d') }}" + CHATML, ("hi", "cat"), "today's date"),
         ("{% for", ("hi", "cat"), "the chat template"),
+        ("{{ '{}'.format() }}", ("hi", "cat"), "cannot render these messages: (tuple|Replacement) index"),
     ],
 )  # fmt: skip
 def test_a_template_that_would_teach_something_else_is_refused(
@@ -174,6 +191,13 @@ def test_a_template_that_would_teach_something_else_is_refused(
     (tmp_path / "template.jinja").write_text(template)
     with pytest.raises(DataError, match=why):
         prepared([chat(*turns), chat("dogs", "run")], chat_template=str(tmp_path / "template.jinja"))
+
+
+def test_a_tokenizers_template_that_is_no_text_is_one_error(chatml: Path, prepared: Prepared, tmp_path: Path) -> None:
+    shutil.copytree(chatml, tmp_path / "own")
+    (tmp_path / "own" / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(DataError, match=r"tokenizer .*own: chat_template\.jinja: not UTF-8 text"):
+        prepared(GOOD, tokenizer=str(tmp_path / "own"))
 
 
 GOOD = [chat("hi", say(3, start)) for start in range(4)]

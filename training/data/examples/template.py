@@ -148,20 +148,39 @@ class ChatTemplate:
             if number < learned_from or not is_learned(message):
                 continue
             prompt = self.render(messages[:number], add_generation_prompt=True, tools=tools)
-            turn = self.render(messages[: number + 1], tools=tools) if number + 1 < len(messages) else text
-            if not turn.startswith(prompt) or not text.startswith(turn):
+            turn, closed = self._turn(messages, number, text, tools)
+            if not turn.startswith(prompt):
                 raise BadRow(
-                    f"the chat template is not prefix-stable: message {number} differs from its generation "
-                    "prompt, or changes when others follow; give another in data.chat_template"
+                    f"the chat template is not prefix-stable: message {number} differs from its generation prompt; "
+                    "give another in data.chat_template"
+                )
+            if not text.startswith(turn):
+                raise BadRow(
+                    f"the chat template is not prefix-stable: message {number} changes when others follow; "
+                    "data.learn: last learns the last turn alone, or give another in data.chat_template"
                 )
             said, content = turn[len(prompt) :], (message["content"] or "").strip()
             if content not in said:
                 raise BadRow(f"the chat template changes message {number}")
             _check_calls(message, said, number)
-            tail = self._tail(messages[: number + 1], said, content, tools)
+            tail = self._tail(messages[: number + 1], said, content, tools).removesuffix(closed)
+            if closed and not tail.strip():
+                raise BadRow(f"the chat template is not prefix-stable: message {number} has no end when others follow")
             # White space after the end-of-turn token is not learned, because a model stops at that token.
             spans.append((len(prompt), len(prompt) + len(said.rstrip() if tail.strip() else said)))
         return text, spans
+
+    def _turn(self, messages: Sequence[Message], number: int, text: str, tools: Tools) -> tuple[str, str]:
+        """Return the text up to the end of a turn, and the token left out of it that ends the chat and not the turn.
+
+        Phi's templates write one behind the last turn.
+        """
+        if number + 1 == len(messages):
+            return text, ""
+        turn, closing = self.render(messages[: number + 1], tools=tools), self.special.get("eos_token", "")
+        if text.startswith(turn) or not turn.endswith(closing):
+            return turn, ""
+        return turn.removesuffix(closing), closing
 
     def _tail(self, messages: Sequence[Message], said: str, content: str, tools: Tools) -> str:
         """Return what the template writes after the content of the last message.
@@ -197,7 +216,7 @@ class ChatTemplate:
         except (TooLong, MemoryError, RecursionError):
             most = f"{LONGEST:.0f} s or {MOST_MEMORY >> 30} GiB"
             raise DataError(f"the chat template {self.text[:40]!r}... needs more than {most}") from None
-        except (TemplateError, TypeError, ValueError, OverflowError) as error:
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             first = str(error).partition("\n")[0]
             raise BadRow(f"the chat template cannot render these messages: {first}") from None
         return texts[0], [(start, end) for start, end in spans[0]] if spans else []
@@ -244,17 +263,23 @@ def template_of(name: str, tokenizer: TextTokenizer, chosen: str) -> ChatTemplat
     if chosen != "auto":
         return ChatTemplate(_template_file(chosen), special)
     if TEMPLATE in files:
-        return ChatTemplate(files[TEMPLATE].decode("utf-8"), special)
+        return ChatTemplate(_text_of(f"tokenizer {name}: {TEMPLATE}", files[TEMPLATE]), special)
     own = settings.get("chat_template")
     if isinstance(own, list):  # several, by name
-        own = {item.get("name"): item.get("template") for item in own}.get("default")
+        named = [item for item in own if isinstance(item, dict)]
+        own = {str(item.get("name")): item.get("template") for item in named}.get("default")
     return ChatTemplate(own if isinstance(own, str) else PLAIN, special)
 
 
 def _template_file(name: str) -> str:
     try:
-        return read_bounded(path_of(name), LARGEST, follow=True).decode()
+        return _text_of(f"data.chat_template {name}", read_bounded(path_of(name), LARGEST, follow=True))
     except OSError as error:
         raise DataError(f"data.chat_template {name}: {reason(error)}") from None
+
+
+def _text_of(where: str, data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise DataError(f"data.chat_template {name}: not UTF-8 text") from None
+        raise DataError(f"{where}: not UTF-8 text") from None
