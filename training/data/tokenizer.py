@@ -26,6 +26,7 @@ BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 LEAST_VOCABULARY = 256 + 2
 _TOKENIZER, CONFIG, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 TEMPLATE = "chat_template.jinja"
+_OLDER = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")  # of SentencePiece, GPT-2, BERT
 _CARRIED = (_TOKENIZER, CONFIG, SPECIAL, TEMPLATE)
 # Characters of a run of white space, or of anything else: the time to train grows with the square of the longest run.
 LONGEST_RUN = 1000
@@ -153,8 +154,13 @@ def given_files(tokenizer: str) -> dict[str, bytes]:
         others = [name for name in names if (path / name).is_file()]
         files |= {name: read_bounded(path / name, LARGEST, follow=True) for name in others}
     except FileNotFoundError:
+        older = next((name for name in _OLDER if (path / name).exists()), None)
         hint = (
-            "use 'train', a directory with a tokenizer.json, such a file, or <organisation>/<name>@<commit> of the hub"
+            f"{older} has an older format: AutoTokenizer of transformers writes a tokenizer.json beside it "
+            "(from_pretrained, save_pretrained)"
+            if older
+            else "use 'train', a directory with a tokenizer.json, such a file, or <organisation>/<name>@<commit> of "
+            "the hub"
         )
         raise DataError(f"tokenizer {tokenizer}: {main} does not exist; {hint}") from None
     except OSError as error:
@@ -204,9 +210,9 @@ def _special(name: str, files: dict[str, bytes], tokenizer: Tokenizer, key: str,
         token = token.get("content") if isinstance(token, dict) else token
         if token is None:
             continue
-        if tokenizer.token_to_id(token) is None:
+        if not isinstance(token, str) or tokenizer.token_to_id(token) is None:
             raise DataError(f"tokenizer {name}: {file} names {key} {token!r}, which is not in {_TOKENIZER}")
-        return str(token)
+        return token
     return next((token for token in usual if tokenizer.token_to_id(token) is not None), None)
 
 

@@ -234,6 +234,12 @@ def test_bad_tokenizers(prepared: Callable[..., Path], tmp_path: Path) -> None:
     (stray / "tokenizer_config.json").write_text('{"eos_token": {"content": "</s>"}}')
     with pytest.raises(DataError, match=r"names eos_token '</s>', which is not in tokenizer"):
         prepared(tokenizer=str(stray))
+    (stray / "tokenizer_config.json").write_text('{"eos_token": 2}')
+    with pytest.raises(DataError, match="names eos_token 2, which is not in tokenizer"):
+        prepared(tokenizer=str(stray))
+    (stray / "tokenizer.json").rename(stray / "tokenizer.model")
+    with pytest.raises(DataError, match=r"does not exist; tokenizer\.model has an older format: AutoTokenizer"):
+        prepared(tokenizer=str(stray))
     Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "none.json"))
     with pytest.raises(DataError, match="has neither an eos_token"):
         prepared(tokenizer=str(tmp_path / "none.json"))
