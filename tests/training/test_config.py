@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -115,13 +116,37 @@ def test_inconsistent_sections_are_one_line(given: tuple[str, ...], message: str
         ("9" * 300, "--set data.source: a number of 300 characters"),
         ("0x" + "f" * 300, "--set data.source: a number of 302 characters"),
         ("[" * 200, "--set data.source: more than 100 mappings and lists in each other"),
-        ("{a", "--set data.source={a: the value is not YAML"),
+        ("{a", "--set data.source={a: the value is not YAML; as a text: --set \"data.source='{a'\""),
+        ("*.txt", "--set data.source=*.txt: the value is not YAML; as a text: --set \"data.source='*.txt'\""),
     ],
 )
 def test_a_value_that_is_not_read_is_one_line(value: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         apply_override(texts("llama", KV), f"data.source={value}")
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("name", ["*'s.txt", '*$(id)"`!.txt'])
+def test_the_text_that_an_error_proposes_is_taken(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        apply_override(texts("llama", KV), f"data.source={name}")
+    proposed = shlex.split(str(caught.value).partition("as a text: ")[2])
+    assert proposed[0] == "--set"
+    assert load_texts(apply_override(texts("llama", KV), proposed[1])).data.source == name
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("train: [", "m:1: not valid YAML"),
+        ("- a", "m:1: the file must be a mapping of sections"),
+        ("train: {}\ntrain: {}", "m:2: not valid YAML: found duplicate key"),
+    ],
+)
+def test_an_override_of_a_broken_file_is_the_error_of_the_file(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        apply_override({**texts("llama", KV), "model": ("m", text)}, "train.steps=3")
+    assert str(caught.value).startswith(said)
 
 
 def test_a_long_word_of_hexadecimal_letters_is_text() -> None:
@@ -164,6 +189,8 @@ def test_keep_rules_that_cannot_hold_are_refused(override: str, said: str) -> No
         ("checkpoint.every=5.4", "checkpoint.every is 5.4: a whole number is needed; nearest value: 5"),
         ("checkpoint.every=[5]", "checkpoint.every is [5]: a whole number is needed"),
         ("checkpoint.asynchronous=3", "checkpoint.asynchronous is 3: true or false is needed; nearest value: false"),
+        ("checkpoint.asynchronous=yes", "is 'yes': true or false is needed; nearest value: true"),
+        ("data.document_mask=no", "data.document_mask is 'no': true or false is needed; nearest value: false"),
         ("checkpoint.keep_bad_days=-1", "should be greater than or equal to 0; nearest value: 0.0"),
         ("retry=5", "retry is 5: a mapping of these keys is needed: classes, most"),
         ("parallel.reshard_after_forward=x", "is 'x': one of these is needed: 'auto', true or false, a whole number"),

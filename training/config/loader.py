@@ -15,6 +15,7 @@ import functools
 import io
 import itertools
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
@@ -55,6 +56,7 @@ _NEEDED = {
     "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false", "string_type": "a text",
     "tuple_type": "a list",
 }  # fmt: skip
+_WORDS = {**dict.fromkeys(("yes", "on", "1", "true"), True), **dict.fromkeys(("no", "off", "0", "false"), False)}
 _CANDIDATES = 4  # that are tried as the nearest value
 LARGEST = 2**20  # bytes of a file; ours have a few hundred
 
@@ -105,7 +107,8 @@ def load_texts(texts: Mapping[str, tuple[str, str]]) -> Config:
 def apply_override(texts: Mapping[str, tuple[str, str]], assignment: str) -> dict[str, tuple[str, str]]:
     """Set one key (`train.steps=50`) in the text of the file that owns it; comments are kept.
 
-    The value is YAML. Raises ConfigError if the assignment has no `=`, or if the key is unknown or a section.
+    The value is YAML. Raises ConfigError if the assignment has no `=`, if the key is unknown or a section, or if the
+    file is no mapping of sections.
     """
     key, separator, value = assignment.partition("=")
     where = f"--set {assignment}"
@@ -115,6 +118,7 @@ def apply_override(texts: Mapping[str, tuple[str, str]], assignment: str) -> dic
     _check_key(path, where)
     layer = _owner(path[0], texts)
     name, text = texts[layer]
+    _parse(layer, name, text)  # refuses what cannot be changed
     yaml = _yaml()
     document = yaml.load(text) or CommentedMap()
     try:
@@ -123,7 +127,10 @@ def apply_override(texts: Mapping[str, tuple[str, str]], assignment: str) -> dic
     except bounds.UnboundedError as error:
         raise ConfigError(f"--set {key}: {error}") from None
     except YAMLError:
-        raise ConfigError(f"{where}: the value is not YAML") from None
+        doubled = value.replace("'", "''")
+        text = f"{key}='{doubled}'"
+        quoted = shlex.quote(text) if re.search(r'["$`!\\]', text) else f'"{text}"'
+        raise ConfigError(f"{where}: the value is not YAML; as a text: --set {quoted}") from None
     node = document
     for part in path[:-1]:
         if not isinstance(node.get(part), dict):
@@ -217,6 +224,8 @@ def _candidate(error: ErrorDetails, loc: tuple[Any, ...]) -> Any:
     if kind == "key":
         said = re.search(r"nearest value: (\d+)$", limits["message"])
         return int(said[1]) if said else None
+    if kind == "bool" and (word := str(error["input"]).lower()) in _WORDS:
+        return _WORDS[word]
     if kind in ("int", "float"):
         with contextlib.suppress(ValueError, TypeError, OverflowError):
             return round(float(error["input"])) if kind == "int" else float(error["input"])
