@@ -24,6 +24,10 @@ SIZES = {
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 
+# What Git has in place of a large file until `git lfs pull` brings it: a clone without LFS has only these.
+POINTER = b"version https://git-lfs"
+OF_GIT_LFS = "this is a pointer of Git LFS in place of the file; git lfs pull brings it"
+
 LONGEST_HEADER = 8 << 20  # bytes: more than 50,000 tensors
 _LARGEST = 2**63 - 1  # of a size, a dimension or an offset
 
@@ -77,9 +81,12 @@ def read_header(path: Path, file: FileIO, longest: int = LONGEST_HEADER) -> dict
     """
     with naming(path):
         size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(8), "little")
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
         most = max(0, min(longest, size - 8))
         text = file.read(length) if length <= most else b""
+    if start == POINTER[:8]:  # as a length 2.3e18 bytes
+        raise CheckpointError(f"{path.parent.name}/{path.name}: {OF_GIT_LFS}")
     try:
         if size < 8:
             raise ValueError(f"the file has {size} bytes")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import IO, Any, Literal, NamedTuple, Protocol
 
+from training.checkpoint.header import OF_GIT_LFS, POINTER
 from training.data.errors import DataError, nearest, not_utf8, reason
 
 _JSON_LINES = (".jsonl", ".ndjson")
@@ -216,7 +217,7 @@ def json_object(where: str, data: bytes, wanted: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: {not_utf8(data, error)}") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({error})") from None
+        raise DataError(f"{where}: not JSON ({OF_GIT_LFS if data.startswith(POINTER) else error})") from None
     if not isinstance(row, dict):
         raise DataError(f"{where}: a row must be an object with {wanted}, not {kind_of(row)}")
     return row
@@ -245,10 +246,15 @@ def parquet_rows(path: Place, text_field: str | None = None) -> Iterator[tuple[s
                     row += 1
                     yield f"{path}, row {row}", value
     except (pa.ArrowException, UnicodeDecodeError, MemoryError) as error:
-        first = str(error).partition("\n")[0]
-        raise DataError(f"{path}, after row {row}: damaged Parquet data ({first})") from error
+        why = OF_GIT_LFS if row == 0 and _is_pointer(path) else str(error).partition("\n")[0]
+        raise DataError(f"{path}, after row {row}: damaged Parquet data ({why})") from error
     except OSError as error:
         raise DataError(f"cannot read {path}, after row {row}: {reason(error)}") from error
+
+
+def _is_pointer(path: Place) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(POINTER)) == POINTER
 
 
 def _check_size(path: Place, metadata: Any) -> None:

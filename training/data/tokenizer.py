@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from training.checkpoint.header import OF_GIT_LFS, POINTER
 from training.data import hub
 from training.data.errors import DataError, reason
 from training.data.hub import LARGEST
@@ -179,7 +180,8 @@ def parsed(name: str, files: dict[str, bytes]) -> Tokenizer:
     try:
         return Tokenizer.from_str(files[_TOKENIZER].decode("utf-8"))
     except Exception as error:  # tokenizers raises no narrower type
-        raise DataError(f"tokenizer {name}: cannot load {_TOKENIZER} ({_first_line(error)})") from error
+        why = OF_GIT_LFS if files[_TOKENIZER].startswith(POINTER) else _first_line(error)
+        raise DataError(f"tokenizer {name}: cannot load {_TOKENIZER} ({why})") from error
 
 
 def load(name: str, files: dict[str, bytes], vocab_size: int) -> TextTokenizer:

@@ -230,6 +230,9 @@ def test_bad_tokenizers(prepared: Callable[..., Path], tmp_path: Path) -> None:
     (broken / "tokenizer.json").write_text('{"version": "1.0"')
     with pytest.raises(DataError, match=r"cannot load tokenizer\.json"):
         prepared(tokenizer=str(broken))
+    (broken / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(DataError, match="git lfs pull brings it"):
+        prepared(tokenizer=str(broken))
     stray = shutil.copytree(trained, tmp_path / "stray")
     (stray / "tokenizer_config.json").write_text('{"eos_token": {"content": "</s>"}}')
     with pytest.raises(DataError, match=r"names eos_token '</s>', which is not in tokenizer"):

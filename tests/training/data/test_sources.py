@@ -183,6 +183,12 @@ def test_bad_parquet_rows_and_files(tmp_path: Path) -> None:
     assert f"{path}, after row 0" in error_of(path)
 
 
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
+def test_a_clone_without_git_lfs_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    assert error_of(tmp_path / name).endswith("in place of the file; git lfs pull brings it)")
+
+
 def test_damaged_gzip(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl.gz"
     whole = gzip.compress(b"".join(json.dumps({"text": str(n)}).encode() + b"\n" for n in range(20_000)))

@@ -213,6 +213,14 @@ def test_a_damaged_file_is_named(tmp_path: Path, run: RunDir, damage: Callable[[
         open_weights(configuration(str(tmp_path / "base")), run)
 
 
+def test_a_clone_without_git_lfs_is_named(tmp_path: Path, run: RunDir) -> None:
+    publish(tmp_path / "base")
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    (tmp_path / "base" / "model.safetensors").write_text(pointer)
+    with pytest.raises(CheckpointError, match=r"base/model\.safetensors: this is a pointer of Git LFS .* git lfs pull"):
+        open_weights(configuration(str(tmp_path / "base")), run)
+
+
 def test_other_weights_than_the_run_began_with_are_refused(tmp_path: Path, run: RunDir) -> None:
     publish(tmp_path / "base", **LLAMA)
     config = configuration(str(tmp_path / "base"), LORA, **LLAMA)
