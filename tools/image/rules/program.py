@@ -47,14 +47,16 @@ def executable(subject: Subject) -> Iterator[Verdict]:
 def torch(subject: Subject) -> Iterator[Verdict]:
     final = subject.dockerfile.final
     base, place = final.image.partition("@")[0], at(subject, final)
+    name, bare = _first_program(final), NO_PYTHON.match(final.image) is not None
+    absent = (name in LAUNCHERS or (bare and PYTHON.fullmatch(name) is not None)) and made(subject, name) is None
+    absent &= "PATH" not in final.environment
     added = [one for one in final.layers() if one.name in ("RUN", "COPY", "ADD")]
-    if not NO_TORCH.match(final.image) or any(_may_bring(subject, one) for one in added):
+    read = (one for one in added if not (bare and absent and _is_off_path(final, one)))
+    if not NO_TORCH.match(final.image) or any(_may_bring(subject, one) for one in read):
         return
-    name, bare = _first_program(final), NO_PYTHON.match(final.image)
-    absent = (name in LAUNCHERS or (bare and PYTHON.fullmatch(name))) and made(subject, name) is None
     if base == "scratch" and not added:
         yield bad(place, "the image is empty: no program can start", "COPY --from=<stage>, or a base with torch")
-    elif absent and "PATH" not in final.environment:
+    elif absent:
         yield bad(place, f"{name} is not in {base}, and nothing installs it", "a base with torch, or pip install torch")
     elif bare and not added:
         text = f"{base} has no torch, and nothing is installed: only a volume could bring it"
@@ -69,6 +71,20 @@ def _may_bring(subject: Subject, one: Instruction) -> bool:
     words = one.words or one.value.split()
     texts = (TEXT.fullmatch(word) and (subject.context / word.lstrip("/")).is_file() for word in words[:-1])
     return one.flag("from") is not None or not all(texts)
+
+
+def _is_off_path(final: Stage, one: Instruction) -> bool:
+    """Return whether files of the context are copied where no program is found by its bare name."""
+    if one.name == "RUN" or one.flag("from") is not None:
+        return False
+    directory = PurePosixPath("/")
+    for before in final.layers():
+        if before.name == "WORKDIR" and before.order < one.order:
+            directory /= before.value.strip("\"' ")
+    target = (one.words or one.value.split() or ["$"])[-1].strip("\"'")
+    goal = PurePosixPath(os.path.normpath(directory / target))
+    near = (goal.is_relative_to(path) or PurePosixPath(path).is_relative_to(goal) for path in ON_PATH)
+    return not unresolved(str(goal)) and not any(near)
 
 
 def _may_install(words: list[str]) -> bool:
