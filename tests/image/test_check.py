@@ -213,6 +213,14 @@ def test_a_token_in_a_copied_file_is_found_by_file_and_line(
     assert states(by_rule(tmp_path, text.replace("COPY .", "COPY other"))["secrets"]) == [State.PASS]
 
 
+@pytest.mark.parametrize("line", ["COPY company.pem /etc/ssl/", "COPY . /app"])
+def test_a_certificate_without_its_key_is_no_secret(line: str, tmp_path: Path) -> None:
+    certificate = "-----BEGIN CERTIFICATE-----\nTUlJ\n-----END CERTIFICATE-----\n"
+    for content, state in ((certificate, State.PASS), (certificate + KEY, State.FAIL), ("", State.FAIL)):
+        (tmp_path / "company.pem").write_text(content)
+        assert states(by_rule(tmp_path, f"FROM python:3.12\n{line}\n")["secrets"]) == [state]
+
+
 @pytest.mark.parametrize(
     ("rule", "text", "options", "state"),
     [

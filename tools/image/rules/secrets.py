@@ -3,12 +3,13 @@
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from tools.core import Verdict, bad, doubtful, good, secret_patterns, tables
 from tools.image.dockerfile.dockerignore import files
 from tools.image.dockerfile.parse import Instruction
 from tools.image.rules.rule import Location, Subject, at, rule
+from training.run.files import read_bounded
 
 _PATTERNS = tables.patterns("image/patterns.yaml")
 SPOKEN = ("a password for .netrc", "an authorization header", "a password of a command", "an AWS secret key")
@@ -83,7 +84,7 @@ def _in_words(text: str) -> str | None:
 
 def _copied(subject: Subject, one: Instruction) -> Iterator[Verdict]:
     sources = [word.strip("/").removeprefix("./") for word in (one.words or one.value.split())[:-1]]
-    named = [word for word in sources if holds_credentials(word)]
+    named = [word for word in sources if holds_credentials(word) and not _is_certificate(subject.context / word)]
     if named:
         yield bad(at(subject, one), f"a file that holds credentials is copied into a layer: {named[0]}", REMEDY)
         return
@@ -91,7 +92,7 @@ def _copied(subject: Subject, one: Instruction) -> Iterator[Verdict]:
         return
     sent = _sent(subject, sources)
     for name in sent:
-        if holds_credentials(name):
+        if holds_credentials(name) and not _is_certificate(subject.context / name):
             remedy = f"{PurePosixPath(name).name} in .dockerignore (**/{PurePosixPath(name).name})"
             yield bad(at(subject, one), f"a file that holds credentials is copied with its directory: {name}", remedy)
             return
@@ -101,6 +102,15 @@ def _copied(subject: Subject, one: Instruction) -> Iterator[Verdict]:
         for secret in secret_patterns.in_file(subject.context / name):
             text = f"{secret.kind} in {name}, which {one.name} in line {one.line} copies into a layer"
             yield bad(Location(name, secret.line, secret.text), text, f"revoke it, and {REMEDY}")
+
+
+def _is_certificate(path: Path) -> bool:
+    """Return whether a file of the context holds certificates and no key: those of a company's proxy, for example."""
+    try:
+        text = read_bounded(path, secret_patterns.LARGEST_FILE, follow=True)
+    except OSError:
+        return False
+    return b"-----BEGIN CERTIFICATE-----" in text and b"PRIVATE KEY-----" not in text
 
 
 def _sent(subject: Subject, sources: list[str]) -> list[str]:
