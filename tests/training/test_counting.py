@@ -131,6 +131,17 @@ def test_a_token_without_a_label_needs_no_head() -> None:
     assert unlabelled_flops(model, Lora(rank=16, alpha=32, target_modules=EVERYTHING)) == 4 * 128256 * 4096
 
 
+def test_a_module_that_is_trained_in_full_costs_six_in_place_of_four() -> None:
+    """Its copy in the base does not multiply, and a table of embeddings is only looked up."""
+    model, words = _model(*PUBLISHED["Llama 3.1 8B"][1:]), 128256 * 4096
+    plain, saving = (
+        Lora(rank=16, alpha=32, target_modules=EVERYTHING, modules_to_save=saved)
+        for saved in ((), ("lm_head", "embed_tokens"))
+    )
+    assert flops_per_token(model, 4096, saving) - flops_per_token(model, 4096, plain) == 2 * words
+    assert unlabelled_flops(model, saving) - unlabelled_flops(model, plain) == 2 * words
+
+
 def test_a_frozen_base_costs_four_a_parameter() -> None:
     """LoRA on Llama 3.1 8B at T 4096 is 32.2 GFLOP a token by NVIDIA's count, which halves the attention."""
     model = _model(*PUBLISHED["Llama 3.1 8B"][1:])

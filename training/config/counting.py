@@ -110,7 +110,8 @@ def flops_per_token(model: Model, sequence_length: int, lora: Lora | None = None
     for the causal mask (torchtitan, `torchtitan/models/utils.py`). Of the experts only those that process a
     token count. A layer with a sliding window counts the window where it is shorter than the sequence. A tied
     table is also the output head, so it stays in the count. A frozen base needs no weight gradients, so with
-    LoRA its parameters count 4 each and those of the adapters 6 (NVIDIA NeMo's convention for LoRA).
+    LoRA its parameters count 4 each and those of the adapters 6 (NVIDIA NeMo's convention for LoRA). Modules that
+    are trained in full stand in place of those of the base.
     """
     multiplied = active_parameters(model)
     if not model.tie_word_embeddings:
@@ -121,7 +122,9 @@ def flops_per_token(model: Model, sequence_length: int, lora: Lora | None = None
     attention = 12 * model.num_attention_heads * model.head_size * seen
     if lora is None:
         return 6 * multiplied + attention
-    return 4 * multiplied + 6 * adapter_parameters(model, lora) + attention
+    looked_up = model.vocab_size * model.hidden_size if "embed_tokens" in lora.modules_to_save else 0
+    replaced = saved_parameters(model, lora) - looked_up
+    return 4 * (multiplied - replaced) + 6 * (adapter_parameters(model, lora) - looked_up) + attention
 
 
 def unlabelled_flops(model: Model, lora: Lora | None = None) -> int:
@@ -130,7 +133,7 @@ def unlabelled_flops(model: Model, lora: Lora | None = None) -> int:
     0 for BERT, whose speed counts all tokens although its head predicts the masked ones only.
     """
     words = 0 if model.bert is not None else model.vocab_size * model.hidden_size
-    return words * (6 if lora is None else 4)
+    return words * (6 if lora is None or "lm_head" in lora.modules_to_save else 4)
 
 
 def _positions(model: Model) -> int:
