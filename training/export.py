@@ -64,6 +64,7 @@ class Exported:
     tensors: int
     nbytes: int
     digest: str  # over names, dtypes, shapes and bytes, the same as for `model.weights`
+    loader: str  # the class of transformers or peft that loads it
     skipped: list[str] = field(default_factory=list)  # newer checkpoints, or the tokenizer, each with the reason
 
 
@@ -120,7 +121,9 @@ def export_run(
                 raise ExportError(f"another process created {to} meanwhile")
     except (OSError, SafetensorError) as error:  # safetensors has its own error, also for a full disk
         raise ExportError(f"cannot write {to}: {getattr(error, 'strerror', None) or error}") from error
-    return Exported(str(to.resolve()), kind, checkpoint.step, *written, skipped)
+    causal = config.model.bert is None
+    loader = "PeftModel" if kind == "adapter" else "AutoModelForCausalLM" if causal else "AutoModelForPreTraining"
+    return Exported(str(to.resolve()), kind, checkpoint.step, *written, loader, skipped)
 
 
 def _tokenizer(checkpoint: Checkpoint, run: RunDir, skipped: list[str]) -> Path | None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml  # type: ignore[import-untyped]
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, BertForPreTraining
+from transformers import AutoModelForCausalLM, AutoModelForPreTraining, BertForPreTraining
 
 from tests.training.weights.bases import (
     LLAMA,
@@ -185,7 +185,8 @@ def test_berts_export_has_both_heads_and_the_trainers_logits(tmp_path: Path, run
     bare.mkdir(parents=True)
     (bare / "index.json").write_text("{}")
     commit(run, config, trained, bare)
-    export_run(run.path, tmp_path / "out")
+    assert export_run(run.path, tmp_path / "out").loader == "AutoModelForPreTraining"
+    assert isinstance(AutoModelForPreTraining.from_pretrained(tmp_path / "out"), BertForPreTraining)
     loaded = BertForPreTraining.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
     ids = torch.randint(0, 4096, (2, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

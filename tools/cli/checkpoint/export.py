@@ -29,8 +29,8 @@ def command(
     lines = [f"{written['directory']}: {written['kind']} of step {written['step']}, {size}"]
     lines.append(f"  digest  {written['digest']}")
     adapter = written["kind"] == "adapter"
-    loads = "PeftModel.from_pretrained(base, " if adapter else "AutoModelForCausalLM.from_pretrained("
-    lines.append(f'  load it with {loads}"{written["directory"]}")')
+    base = "base, " if adapter else ""
+    lines.append(f'  load it with {written["loader"]}.from_pretrained({base}"{written["directory"]}")')
     if adapter:
         where = directory if isinstance(directory, str) else directory.name
         lines.append(f"  merged with its base: yard checkpoint export {where} --merge --to DIR")
