@@ -197,7 +197,7 @@ def json_lines(path: Place) -> Iterator[tuple[str, bytes]]:
                     raise DataError(f"{path}, line {line}: more than {MOST_ROW >> 20} MiB")
                 if unpacked > _MOST_UNPACKED and unpacked > _MOST_RATIO * file.tell():
                     raise DataError(f"{path}, line {line}: unpacks to {_MOST_RATIO} times its size")
-                if data.strip():
+                if data.removeprefix(codecs.BOM_UTF8).strip():
                     yield f"{path}, line {line}", data
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}, after line {line}: damaged gzip data ({error})") from error
@@ -217,10 +217,18 @@ def json_object(where: str, data: bytes, wanted: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: {not_utf8(data, error)}") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({OF_GIT_LFS if data.startswith(POINTER) else error})") from None
+        raise DataError(f"{where}: not JSON ({_why_not_json(data, error)})") from None
     if not isinstance(row, dict):
         raise DataError(f"{where}: a row must be an object with {wanted}, not {kind_of(row)}")
     return row
+
+
+def _why_not_json(data: bytes, error: Exception) -> str:
+    if data.startswith(POINTER):
+        return OF_GIT_LFS
+    if isinstance(error, json.JSONDecodeError) and error.pos >= len(error.doc.rstrip()):
+        return "it does not end in this line; write each object into one line"
+    return str(error)
 
 
 def _parquet_rows(path: Place, text_field: str) -> Iterator[Document]:
