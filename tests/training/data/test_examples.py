@@ -250,6 +250,11 @@ def test_a_bad_row_is_one_error_or_left_out_and_counted(row: Any, why: str, prep
             {},
             "no train example is left (2 chats, 2 too long and truncated",
         ),
+        (
+            [chat(say(80, 3), "a"), *GOOD[:3]],
+            {"overlong": "drop", "sequence_length": 40},
+            "no heldout example is left (4 chats, 1 too long and left out; more rows, or a larger data.heldout",
+        ),
         (GOOD, {"sequence_length": 1}, "sequence_length 1 is too short for a token and its label"),
         (GOOD, {"vocab_size": 300}, "more than the model's vocab_size of 300"),
         (GOOD, {"chat_template": "/nowhere.jinja"}, "data.chat_template /nowhere.jinja: No such file"),

@@ -163,7 +163,10 @@ def _build(plan: Plan, directory: Path, reporter: Reporter) -> str:
             reporter.tick(lambda: f"encoded {sum(w.examples for w in writers.values()):,} examples")
         for split, writer in writers.items():
             if not writer.examples:
-                raise DataError(f"data source {plan.settings.source}: no {split} example is left ({_words(counts)})")
+                more = "; more rows, or a larger data.heldout_fraction" if split == HELDOUT else ""
+                raise DataError(
+                    f"data source {plan.settings.source}: no {split} example is left ({_words(counts)}{more})"
+                )
         length, packing = plan.settings.sequence_length, plan.settings.packing
         splits = reporter.during(
             lambda: {name: writer.finish(length, packing) for name, writer in writers.items()},
