@@ -400,6 +400,27 @@ def test_a_first_script_needs_the_mode_to_execute_it(lines: str, state: State | 
     assert states(private.get("executable", [])) == ([] if unknown is None else [unknown])
 
 
+@pytest.mark.parametrize(
+    ("lines", "state"),
+    [
+        ('COPY run.sh /run.sh\nRUN chmod u+x /run.sh\nUSER 1000\nCMD ["/run.sh"]', State.FAIL),
+        ('COPY --chmod=700 run.sh /run.sh\nUSER trainer\nCMD ["/run.sh"]', State.FAIL),
+        ('COPY run.sh /run.sh\nRUN chmod u+x /run.sh\nCMD ["/run.sh"]', State.PASS),
+        ('COPY run.sh /run.sh\nRUN chmod u+x /run.sh\nUSER root\nCMD ["/run.sh"]', State.PASS),
+        ('COPY --chown=1000 run.sh /run.sh\nRUN chmod u+x /run.sh\nUSER 1000\nCMD ["/run.sh"]', State.PASS),
+        ('COPY run.sh /run.sh\nRUN chmod 700 /run.sh && chown 1000 /run.sh\nUSER 1000\nCMD ["/run.sh"]', State.PASS),
+        ('COPY run.sh /run.sh\nRUN chmod ug+x /run.sh\nUSER 1000\nCMD ["/run.sh"]', State.PASS),
+        ('COPY run.sh /run.sh\nRUN chmod +x /run.sh\nUSER 1000\nCMD ["/run.sh"]', State.PASS),
+        ('COPY run.sh /run.sh\nRUN chmod u+x,o+rx /run.sh\nUSER 1000\nCMD ["/run.sh"]', State.PASS),
+    ],
+)
+def test_a_mode_for_the_owner_alone_is_roots(lines: str, state: State, tmp_path: Path) -> None:
+    """A user without a group of its own is in that of root, so a mode for the group may do."""
+    (tmp_path / "run.sh").write_text("#!/bin/sh\nexec python train.py\n")
+    (tmp_path / "run.sh").chmod(0o644)
+    assert states(by_rule(tmp_path, f"FROM python:3.12\n{lines}\n")["executable"]) == [state]
+
+
 ALPINE = "FROM alpine:3.20.3@sha256:" + "a" * 64
 TORCHRUN = 'ENTRYPOINT ["torchrun", "train.py"]'
 

@@ -11,11 +11,12 @@ from tools.image.dockerfile.parse import Instruction, Stage, unresolved
 from tools.image.dockerfile.shell_script import commands, program, script
 from tools.image.rules.layers import PUBLIC
 from tools.image.rules.rule import Subject, at, rule
-from tools.image.rules.runtime import Made, made, started_by
+from tools.image.rules.runtime import ROOT, Made, made, started_by
 from tools.simulator.prefixes import behind_prefixes
 
 OCTAL = re.compile(r"[0-7]{3,4}")
 EXECUTABLE = re.compile(r"[0-7]?(?=[0-7]*[1357])[0-7]{3}|[ugoa]*[+=][rwst]*[xX][\w,+=-]*")
+OF_OWNER = re.compile(r"[0-7]?[0-7][0246]{2}|u+[+=][rwst]*[xX]\w*")  # those of EXECUTABLE for the owner alone
 _PATTERNS = tables.patterns("image/patterns.yaml")
 NO_TORCH, NO_PYTHON = _PATTERNS["base without torch"], _PATTERNS["base without Python"]
 SYSTEM = frozenset({"apk", "apt", "apt-get", "dnf", "microdnf", "yum"})
@@ -114,44 +115,58 @@ def _remedy(subject: Subject, found: Made) -> str:
 
 def _executable(subject: Subject, found: Made) -> bool | None:
     """Return whether a file can be executed; None if the Dockerfile and the context do not say it."""
-    result = _copied_mode(subject, found)
+    owner = _may_own(subject.dockerfile.final)
+    result = _copied_mode(subject, found, owner)
     for one in subject.dockerfile.final.layers():
         if one.order > found.instruction.order and result is not True:
-            changed = _changes(one, found.path)
+            changed = _changes(one, found.path, owner)
             result = result if changed is False else changed
     return result
 
 
-def _copied_mode(subject: Subject, found: Made) -> bool | None:
+def _may_own(final: Stage) -> bool:
+    """Return whether the user of the image may own its files: those that root copies are root's."""
+    user = final.last("USER")
+    name = user.value.strip("\"' ").split(":")[0].lower() if user else "root"
+    chown = any("chown" in "\n".join([one.raw, *one.heredocs]) for one in final.layers())
+    return chown or name in ROOT or unresolved(name) is not None
+
+
+def _lets(mode: str, owner: bool) -> bool:
+    """Return whether a mode lets a user execute a file, who is its owner or not."""
+    return bool(EXECUTABLE.fullmatch(mode)) and (owner or not OF_OWNER.fullmatch(mode))
+
+
+def _copied_mode(subject: Subject, found: Made, owner: bool) -> bool | None:
     """Return whether the file can be executed when it is copied. A heredoc has the mode 0644."""
     mode, content = found.instruction.flag("chmod"), found.content
     if mode is not None:
-        return bool(EXECUTABLE.fullmatch(mode)) or (False if OCTAL.fullmatch(mode) else None)
+        return _lets(mode, owner) or (False if OCTAL.fullmatch(mode) else None)
     if isinstance(content, str):
         return False
     if content.is_symlink() or subject.ignore.excludes(os.path.relpath(content, subject.context)):
         return None
-    return bool(content.stat().st_mode & 0o111)
+    return bool(content.stat().st_mode & (0o111 if owner else 0o011))
 
 
-def _changes(one: Instruction, path: PurePosixPath) -> bool | None:
+def _changes(one: Instruction, path: PurePosixPath, owner: bool) -> bool | None:
     """Return whether an instruction makes a file executable; None if it may."""
     if one.name == "ADD" or one.flag("from"):
         target = (one.words or one.value.split() or ["$"])[-1]
         beside = target.startswith("/") and not unresolved(target) and not path.is_relative_to(target)
         return False if beside else None
-    found = [_sets(words, path) for words in commands(script(one))] if one.name == "RUN" else []
+    found = [_sets(words, path, owner) for words in commands(script(one))] if one.name == "RUN" else []
     unread = one.name == "RUN" and not found  # the heredoc of another program than a shell
     return True if True in found else None if unread or None in found else False
 
 
-def _sets(words: list[str], path: PurePosixPath) -> bool | None:
+def _sets(words: list[str], path: PurePosixPath, owner: bool) -> bool | None:
     """Return whether a command makes a file executable; None if it may."""
     name = words[2] if PYTHON.fullmatch(program(words)) and words[1:2] == ["-m"] and words[2:] else program(words)
     if name != "chmod":
         return False if name in KEEP_MODES else None
     mode, *files = [word for word in words[1:] if not word.startswith("-")] or [""]
     if EXECUTABLE.fullmatch(mode) and path.name in {PurePosixPath(file).name for file in files}:
-        return True
+        return _lets(mode, owner)
     beside = (re.fullmatch(r"/[\w./-]*", file) and not path.is_relative_to(os.path.normpath(file)) for file in files)
     return False if files and all(beside) else None
