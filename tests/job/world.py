@@ -201,6 +201,12 @@ class World:
         status["containerStatuses"].append({"name": name, "ready": True, "state": {"running": {}}})
         status["phase"] = "Running"
 
+    def init(self, index: int, name: str, state: Object, last: Object | None = None, **spec: str) -> None:
+        """The pod has an init container in this state; `restartPolicy="Always"` makes it a sidecar."""
+        self.pods[index]["spec"].setdefault("initContainers", []).append({"name": name, **spec})
+        status = {"name": name, "state": state, "lastState": last or {}, "restartCount": 4}
+        self.pods[index]["status"].setdefault("initContainerStatuses", []).append(status)
+
     def disrupted(self, index: int, reason: str, message: str) -> None:
         """The pod was ended from outside."""
         self.ended(index, 143, "step 12/400  loss 3.000  lr 1.00e-03  900 tokens/s  MFU unknown  1.0 GiB  ETA 1:00")

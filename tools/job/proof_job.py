@@ -120,7 +120,7 @@ def _first_pod(kubectl: Kubectl, manifests: Manifests) -> JobPod:
         found = lookup.pods(kubectl, kinds.job_of(manifests))
         words = "; ".join(f"{pod.name} {pod.phase} {' '.join(pod.waiting)}".strip() for pod in found) or "no pod yet"
         sometimes(f"waiting: {words}")
-        over = next((pod for pod in found if pod.over or pod.broken_init), None)
+        over = next((pod for pod in found if pod.over or pod.broken), None)
         if over is not None:
             raise _ended(kubectl, over)
         return next((pod for pod in found if pod.running), None)

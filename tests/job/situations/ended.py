@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from tests.job.corpus import situation
-from tests.job.world import World
+from typing import Any
+
+from tests.job.corpus import STEP, situation
+from tests.job.world import World, ago
 
 
 def _exit_event(world: World, index: int, code: int, words: str, seconds: float = 70) -> None:
@@ -71,3 +73,36 @@ def the_log_is_gone_and_the_termination_message_is_left(world: World) -> None:
     for index in (0, 1):
         world.crash_looping(index, 78)
         world.pods[index]["status"]["containerStatuses"][0]["lastState"]["terminated"]["message"] = end
+
+
+def _terminated(code: int, reason: str = "Error", seconds: float = 50) -> dict[str, Any]:
+    return {"terminated": {"exitCode": code, "reason": reason, "finishedAt": ago(seconds)}}
+
+
+@situation("oom-device")
+def the_sidecar_ends_after_the_training_has_failed(world: World) -> None:
+    """The kubelet ends a sidecar when the training has ended: its exit code is no cause."""
+    world.end("Failed")
+    for index in (0, 1):
+        world.ended(index, 1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+        world.init(index, "gcsfuse", _terminated(143), restartPolicy="Always")
+
+
+@situation("oom-host")
+def the_container_beside_a_training_that_ended_well_has_failed(world: World) -> None:
+    """The pod counts as failed, although the training's exit code is 0."""
+    world.end("Failed")
+    for index in (0, 1):
+        world.ended(index, 0, STEP.format(n=400), reason="Completed")
+    status = world.pods[1]["status"]
+    status["phase"] = "Failed"
+    status["containerStatuses"].append({"name": "log-shipper", "state": _terminated(137, "OOMKilled")})
+
+
+@situation("crash")
+def a_sidecar_that_never_starts_keeps_the_training_from_starting(world: World) -> None:
+    world.only_created()
+    for index in (0, 1):
+        world.waiting(index, "PodInitializing")
+        waits = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s restarting"}}
+        world.init(index, "proxy", waits, _terminated(1), restartPolicy="Always")

@@ -149,3 +149,11 @@ def one_rank_is_slower_for_some_seconds(world: World) -> None:
 def steps_are_slower_for_some_seconds(world: World) -> None:
     """Other load on the nodes lasts for 12 seconds."""
     world.training(steps=400, step_s=0.2, rows=[{"tokens_per_s": 2000.0, "data_wait_s": 0.1} for _ in range(60)])
+
+
+@situation(HEALTHY)
+def a_sidecar_crashes_again_and_again_and_it_trains(world: World) -> None:
+    world.training()
+    waits = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s restarting"}}
+    last = {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": ago(30)}}
+    world.init(1, "fluent-bit", waits, last, restartPolicy="Always")

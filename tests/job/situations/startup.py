@@ -90,6 +90,14 @@ def the_masters_name_never_resolves(world: World) -> None:
         pod["status"]["initContainerStatuses"][0]["name"] = "init-pytorch"
 
 
+@situation("image-rate-limit")
+def the_operators_init_container_is_rate_limited(world: World) -> None:
+    world.only_created()
+    said = 'Back-off pulling image "alpine:3.10": ErrImagePull: toomanyrequests: You have reached your pull rate limit'
+    world.waiting(1, "PodInitializing")
+    world.init(1, "init-pytorch", {"waiting": {"reason": "ImagePullBackOff", "message": said}}, image="alpine:3.10")
+
+
 @situation("node-refused", G5)
 def cards_and_processors_are_not_on_one_socket(world: World) -> None:
     world.running(1)

@@ -31,11 +31,19 @@ class Failed:
     pod: JobPod
     end: End | None
     which: str  # CURRENT | PREVIOUS
-    init: str = ""  # the init container that failed, empty for the training container
+    other: str = ""  # the container that failed, empty for the training container
+
+    @property
+    def container(self) -> Object:
+        """The spec of the container that failed."""
+        specs = [*(self.pod.spec.get("initContainers") or []), *(self.pod.spec.get("containers") or [])]
+        named = (one for one in specs if one.get("name") == self.other)
+        return next(named, {}) if self.other else self.pod.container_spec
 
     @property
     def where(self) -> str:
-        inside = f", init container {self.init}," if self.init else ""
+        init = any(one.get("name") == self.other for one in self.pod.status.get("initContainerStatuses") or [])
+        inside = f", {'init ' if init else ''}container {self.other}," if self.other else ""
         return f"{self.pod.short}{inside} on {self.pod.node}"
 
 
@@ -60,7 +68,7 @@ def failed_pods(snapshot: Snapshot) -> list[Failed]:
     found = []
     for pod in snapshot.pods:
         end = pod.end
-        if broken := pod.broken_init:
+        if broken := pod.broken:
             found.append(Failed(pod, broken[1], CURRENT, broken[0]))
         elif pod.phase == "Failed" or (pod.ended_for_good and end and end.code != 0):
             found.append(Failed(pod, end, CURRENT))
@@ -174,7 +182,7 @@ def _from_code(snapshot: Snapshot, failed: Failed) -> Cause | None:
     kind = kind or ("command" if end.code in (126, 127) else "crash")
     if "exec format error" in end.message:
         kind = "image-architecture"
-    if failed.init == WAITS_FOR_MASTER:
+    if failed.other == WAITS_FOR_MASTER:
         kind = "rendezvous-dns"
     lines = [line for line in snapshot.log(pod.name, failed.which).splitlines() if line.strip()]
     last = f", last line: {lines[-1].strip()}" if lines else ", its log is empty or not seen"
@@ -212,6 +220,4 @@ def _with_node(snapshot: Snapshot, failed: Failed, cause: Cause) -> Cause:
 
 
 def _memory_limit(failed: Failed) -> str:
-    named = (one for one in failed.pod.spec.get("initContainers") or [] if one.get("name") == failed.init)
-    container = next(named, {}) if failed.init else failed.pod.container_spec
-    return str(((container.get("resources") or {}).get("limits") or {}).get("memory", "no limit"))
+    return str(((failed.container.get("resources") or {}).get("limits") or {}).get("memory", "no limit"))

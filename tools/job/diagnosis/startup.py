@@ -41,7 +41,7 @@ def images(snapshot: Snapshot) -> Iterator[Cause]:
         reason, message = pod.waiting
         if reason not in PULL_REASONS:
             continue
-        image = str(pod.container_spec.get("image"))
+        image = pod.waiting_image
         if reason == "ErrImageNeverPull":
             evidence = [short(f"{pod.short}: {reason}: {message}")]
             summary = f"the node {pod.node} has no image {image}, and the pod may not pull it"

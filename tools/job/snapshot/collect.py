@@ -175,10 +175,10 @@ def _references(kubectl: Kubectl, job: Workload, pods: list[JobPod], queries: Qu
 
 def _logs(kubectl: Kubectl, pods: list[JobPod], most: int, unseen: dict[str, str]) -> list[Log]:
     """Return the ends of the logs of `most` pods, or of fewer where kubelets answer slowly."""
-    order = sorted(pods, key=lambda pod: (not (pod.restarts or pod.end or pod.broken_init), pod.index))
+    order = sorted(pods, key=lambda pod: (not (pod.restarts or pod.end or pod.broken), pod.index))
     wanted: list[tuple[JobPod, str]] = []
     for pod in order[:most]:
-        wanted += [(pod, CURRENT)] if pod.running or pod.end or pod.broken_init else []
+        wanted += [(pod, CURRENT)] if pod.running or pod.end or pod.broken else []
         wanted += [(pod, PREVIOUS)] if pod.restarts else []
     found: list[Log] = []
     late: list[str] = []
@@ -186,7 +186,7 @@ def _logs(kubectl: Kubectl, pods: list[JobPod], most: int, unseen: dict[str, str
 
     def read(one: tuple[JobPod, str]) -> None:
         pod, which = one
-        container = pod.broken_init[0] if pod.broken_init else pod.container_name
+        container = pod.broken[0] if pod.broken else pod.container_name
         name, previous = pod.previous if which is PREVIOUS else (pod.name, ())
         words = ("logs", f"--container={container}", f"--tail={TAIL}", "--timestamps", *previous)
         if time.monotonic() > last_start:

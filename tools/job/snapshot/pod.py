@@ -159,31 +159,56 @@ class JobPod:
 
         A sidecar that waits does not keep the training container from running, so it does not count.
         """
+        waits = (self._waits.get("state") or {}).get("waiting") or {}
+        return str(waits.get("reason") or ""), str(waits.get("message") or "")
+
+    @property
+    def waiting_image(self) -> str:
+        """The image of the container that waits, else that of the training container."""
+        specs = [*(self.spec.get("initContainers") or []), *(self.spec.get("containers") or [])]
+        found = next((one for one in specs if one.get("name") == self._waits.get("name")), self.container_spec)
+        return str(found.get("image"))
+
+    @property
+    def _waits(self) -> Object:
+        """The status of the container that waits, empty without one."""
         for status in (*self._inits, self.container):
             waits = (status.get("state") or {}).get("waiting")
             if waits and waits.get("reason") not in (None, "PodInitializing"):
-                return str(waits.get("reason") or ""), str(waits.get("message") or "")
-        return "", ""
+                return status
+        return {}
+
+    @property
+    def _sidecars(self) -> set[str]:
+        """The names of the init containers that run beside the training."""
+        return {one["name"] for one in self.spec.get("initContainers") or [] if one.get("restartPolicy") == "Always"}
 
     @property
     def _inits(self) -> list[Object]:
-        return self.status.get("initContainerStatuses") or []
+        """The init containers that matter: once a pod has started, its sidecars do not block it or fail it."""
+        found = self.status.get("initContainerStatuses") or []
+        return [one for one in found if self.phase == "Pending" or one.get("name") not in self._sidecars]
 
     @property
-    def broken_init(self) -> tuple[str, End] | None:
-        """Name and end of the init container that fails and blocks the others."""
+    def broken(self) -> tuple[str, End] | None:
+        """Name and end of another container that failed the pod.
+
+        It is an init container that blocks the others, or one beside a training that ended with exit code 0.
+        """
         for status in self._inits:
             end = _ended(status, "state") or _ended(status, "lastState")
             if end and end.code != 0 and "running" not in (status.get("state") or {}):
                 return str(status["name"]), end
-        return None
+        beside = self.status.get("containerStatuses") or [] if self.phase == "Failed" and self.done else []
+        ends = ((str(one["name"]), _ended(one, "state")) for one in beside)
+        return next(((name, end) for name, end in ends if end and end.code != 0), None)
 
     @property
     def running_init(self) -> tuple[str, datetime | None] | None:
         """Name and start of the init container that the training container waits for."""
         for status in self._inits:
             running = (status.get("state") or {}).get("running")
-            if running is not None and self.phase == "Pending":
+            if running is not None and self.phase == "Pending" and status["name"] not in self._sidecars:
                 return str(status["name"]), moment(running.get("startedAt"))
         return None
 
