@@ -120,11 +120,14 @@ def scheduler(snapshot: Snapshot) -> Iterator[Cause]:
 
 
 def unschedulable(snapshot: Snapshot) -> Iterator[Cause]:
-    """No node takes the pod: computed where `node_fit` has the rule, else in the scheduler's words."""
+    """No node takes the pod: computed where `node_fit` has the rule and saw the nodes, else as the scheduler says."""
     pods = [pod for pod in waiting(snapshot) if not pod.spec.get("schedulingGates")]
     missing = list(_missing_device_objects(snapshot, pods))
     yield from missing
-    if not pods or not _nodes_seen(snapshot):
+    if not pods:
+        return
+    if not _nodes_seen(snapshot):
+        yield from [] if missing else _refused(snapshot, pods, computed=False)
         return
     nodes = all_nodes(snapshot)
     if not nodes.nodes:
@@ -164,10 +167,10 @@ def _missing_device_objects(snapshot: Snapshot, pods: list[JobPod]) -> Iterator[
                 return
 
 
-def _refused(snapshot: Snapshot, pods: list[JobPod]) -> list[Cause]:
-    """Return what the scheduler says of the first pod that has room by our arithmetic."""
+def _refused(snapshot: Snapshot, pods: list[JobPod], *, computed: bool = True) -> list[Cause]:
+    """Return what the scheduler says of the first pod that has room by our arithmetic, or that had no arithmetic."""
     for pod in pods:
-        cause = scheduler_message.refusal(snapshot, pod, _number_waiting(snapshot, len(pods)))
+        cause = scheduler_message.refusal(snapshot, pod, _number_waiting(snapshot, len(pods)), computed=computed)
         if cause and promised(snapshot, pod) is None:
             return [cause]
     return []
