@@ -195,6 +195,61 @@ def test_the_drivers_word_on_a_broken_gpu_explains_a_failed_call(yard: Yard, dri
     assert (f"a.log:1: {driver}" in found["evidence"]) == broken
 
 
+@pytest.mark.parametrize(
+    ("error", "kind", "remedy"),
+    [
+        ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+         "device", "nvidia-fabricmanager"),
+        ("torch.AcceleratorError: CUDA error: system not yet initialized", "device", "nvidia-fabricmanager"),
+        ("torch.AcceleratorError: CUDA error: uncorrectable NVLink error detected during the execution",
+         "device", "cordon the node"),
+        ("ImportError: libcuda.so.1: cannot open shared object file: No such file or directory",
+         "device", "request the GPUs"),
+        ("ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
+         "library-version", "install releases"),
+        ("ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "device", "request the GPUs"),
+        ("ncclSystemError: System call\nLast error:\nCall to ibv_create_cq failed with error Cannot allocate memory",
+         "efa", "raise memlock"),
+        ("_pickle.UnpicklingError: Weights only load failed. This file can still be loaded",
+         "checkpoint", "weights_only=False"),
+        ("RuntimeError: unexpected EOF, expected 7263 more bytes. The file might be corrupted.",
+         "checkpoint", "an older run"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/mnt/sft/train.json'", "data", "the data"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/etc/ds.json'", "config", "the option"),
+    ],
+)  # fmt: skip
+def test_a_remedy_is_that_of_the_cause_and_not_of_words_beside_it(
+    yard: Yard, error: str, kind: str, remedy: str
+) -> None:
+    log = write("a.log", f"{MEMORY.rpartition('torch.')[0]}{error}\n")
+    found = yard.json("why", "--log", log, code=1)["causes"][0]
+    assert found["cause"] == kind
+    assert remedy in found["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("last", "kind"),
+    [
+        ("Aborted", "memory-fault"),
+        ("Illegal instruction (core dumped)", "memory-fault"),
+        ("run.sh: line 5:    23 Illegal instruction     (core dumped) python train.py", "memory-fault"),
+        ("Floating point exception (core dumped)", "memory-fault"),
+        ("*** stack smashing detected ***: terminated", "memory-fault"),
+        ("run.sh: line 5:    23 Terminated              python train.py", "drained"),
+        ("run.sh: line 5:    23 Terminated              nvidia-smi dmon", None),
+        ("NVRM: Xid (PCI:0000:53:00): 31, pid=1, name=python, MMU Fault", "device"),
+    ],
+)  # fmt: skip
+def test_a_signal_that_the_shell_names_ends_a_training(yard: Yard, last: str, kind: str | None) -> None:
+    found = yard.json("why", "--log", write("a.log", f"{STEPS}\n{last}\n"), code=1 if kind else 0)
+    assert ([cause["cause"] for cause in found["causes"]] or [None])[0] == kind
+
+
+def test_a_programs_own_xid_is_no_broken_gpu(yard: Yard) -> None:
+    log = write("a.log", "NVRM: Xid (PCI:0000:53:00): 31, pid=1, name=python, MMU Fault\n")
+    assert "CUDA_LAUNCH_BLOCKING" in yard.json("why", "--log", log, code=1)["causes"][0]["remedy"]
+
+
 # What programs print of their steps, in forms that the reader of metrics need not know.
 PROGRESS = (
     "iter {n} loss 2.{n}",
