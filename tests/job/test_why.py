@@ -37,6 +37,8 @@ EVIDENCE = {
     "the_sidecar_ends_after_the_training_has_failed": "worker-0 on node-0: torch.OutOfMemoryError",
     "the_container_beside_a_training_that_ended_well_has_failed": "worker-1, container log-shipper, on node-1",
     "the_operators_init_container_is_rate_limited": "image alpine:3.10",
+    "the_node_has_restarted": "event Rebooted",
+    "the_startup_probe_has_failed": "failed startup probe",
     "the_pods_ended_without_one_step": "Not enough GPUs to train",
     "a_spot_node_is_taken_back": "SpotInterruption",
     "hyperpod_drains_a_node_with_a_broken_card": "fault-reasons XID_79",

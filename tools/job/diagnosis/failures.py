@@ -1,5 +1,6 @@
 """Causes of a job whose processes have failed: which failed first, why, and which are only victims."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -19,6 +20,7 @@ from training.run.failure import cause as first_of
 
 WAITS_FOR_MASTER = "init-pytorch"  # the operator's init container: it fails if the master's name does not resolve
 PROBE_LAG = 120.0  # seconds from a kubelet's event to the end of the container, with its grace period
+PROBE = re.compile(r"failed (liveness|startup) probe")
 METRICS_LAG = 5.0  # seconds after a step's end in which its metrics are written
 # Ends of a process without its own fault. An unhealthy node explains them.
 FROM_OUTSIDE = ("node-lost", "drained", "killed", "memory-fault")
@@ -57,7 +59,7 @@ def failures(snapshot: Snapshot) -> Iterator[Cause]:
     for pod in failed:
         cause = _from_status(pod) or _from_log(snapshot, pod) or _from_code(snapshot, pod)
         if cause is None or cause.kind in ("drained", "killed", *exit_codes.UNKNOWN):
-            cause = _from_probe(snapshot, pod) or cause
+            cause = _from_probe(snapshot, pod) or _for_memory(snapshot, pod, cause) or cause
         causes += [_with_node(snapshot, pod, cause)] if cause else []
     yield from exit_codes.first_of_each(causes)
 
@@ -134,8 +136,12 @@ def _from_status(failed: Failed) -> Cause | None:
     if end and end.reason in ("StartError", "ContainerCannotRun"):
         evidence = [short(f"{failed.where}: {end.reason}, exit code {end.code}: {end.message}")]
         return failure(startup.start_error(end.message), pod.short, evidence, pod.name, at=at)
-    if end and end.reason == "ContainerStatusUnknown":
-        summary, evidence = f"{pod.short}: its node lost it", [short(f"{failed.where}: {end.reason}: {end.message}")]
+    # containerd's word for a container that it no longer finds, as after a restart of the node.
+    if end and (end.reason == "ContainerStatusUnknown" or (end.reason, end.code) == ("Unknown", 255)):
+        summary, evidence = (
+            f"{pod.short}: its node lost it",
+            [short(f"{failed.where}: {end.reason}, exit code {end.code} {end.message}")],
+        )
         return Cause("node-lost", Layer.FAILED, summary, evidence, pod.name, at=at)
     disruption = pod.condition("DisruptionTarget")
     if disruption and disruption.get("status") == "True":
@@ -194,16 +200,27 @@ def _from_code(snapshot: Snapshot, failed: Failed) -> Cause | None:
 
 
 def _from_probe(snapshot: Snapshot, failed: Failed) -> Cause | None:
-    """Return that the kubelet ended a container for its liveness probe, if its events show it."""
+    """Return that the kubelet ended a container for a probe, if its events show it."""
     at = failed.end.at if failed.end else None
     for event in snapshot.events("Pod", failed.pod.name)[::-1]:
         said, when = str(event.get("message", "")), event_time(event)
         near = at is None or when is None or abs((at - when).total_seconds()) < PROBE_LAG
-        if event.get("reason") == "Killing" and "failed liveness probe" in said and near:
-            summary = f"{failed.pod.short}: its liveness probe failed, and the kubelet ended it"
+        if event.get("reason") == "Killing" and (probe := PROBE.search(said)) and near:
+            summary = f"{failed.pod.short}: its {probe[1]} probe failed, and the kubelet ended it"
             evidence = [short(f"{failed.where}: {said}")]
             return Cause("killed", Layer.FAILED, summary, evidence, failed.pod.name, at=at)
     return None
+
+
+def _for_memory(snapshot: Snapshot, failed: Failed, cause: Cause | None) -> Cause | None:
+    """Return that a process was killed for its memory, if an event of its node shows it."""
+    if cause is None or cause.kind != "killed":
+        return None
+    event = node_health.killed_for_memory(snapshot, failed.pod.node, cause.at)
+    if event is None:
+        return None
+    summary = summary_of("oom-host", failed.pod.short)
+    return replace(cause, kind="oom-host", summary=summary, evidence=[*cause.evidence, event])
 
 
 def _with_node(snapshot: Snapshot, failed: Failed, cause: Cause) -> Cause:

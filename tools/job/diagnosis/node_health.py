@@ -27,6 +27,10 @@ PROBLEM = re.compile(
 )
 # Harmless events: a device plugin starts, a node is ready again.
 GOOD = re.compile(r"(?i)IsReady|NodeReady\b|NodeHas(?:Sufficient|No)|Registered|Starting|Monitoring is active")
+# Events of the kubelet and of node-problem-detector about a process that the kernel killed.
+KILLED = re.compile(r"SystemOOM|OOMKilling")
+# What the driver reports of a program's own fault: Xids 13, 31, 43 and 45.
+OF_PROGRAM = re.compile(r"(?i)xid\D{0,3}(?:13|31|43|45)(?!\d)")
 LOST = re.compile(r"NodeNotReady|Rebooted|Shutdown|(?:Deleting|Removing)Node|(?i:interrupt|terminat|reclaim)")
 
 
@@ -46,6 +50,16 @@ def problems(snapshot: Snapshot, name: str | None, until: datetime | None = None
     node = snapshot.find("Node", name) or {"metadata": {}}
     found = [*_labelled(node), *_conditions(node), *_events(snapshot, name, until)]
     return sorted(found, key=lambda one: ("device", "node-unhealthy", "node-lost").index(one.kind))
+
+
+def killed_for_memory(snapshot: Snapshot, name: str | None, until: datetime | None) -> str | None:
+    """Return the event of a node that the kernel killed a process for its memory, None if there is none."""
+    for event in snapshot.events("Node", name or "")[::-1]:
+        at = event_time(event)
+        near = at is None or until is None or abs((until - at).total_seconds()) < INCIDENT
+        if near and KILLED.search(str(event.get("reason"))):
+            return short(f"event {event.get('reason')}: {event.get('message', '')}")
+    return None
 
 
 SUMMARIES = {
@@ -94,5 +108,5 @@ def _events(snapshot: Snapshot, name: str, until: datetime | None) -> Iterator[P
             continue
         if LOST.search(reason):
             yield Problem("node-lost", short(f"event {text}"), at)
-        elif event.get("type") == "Warning" and ACCELERATOR.search(text):
+        elif event.get("type") == "Warning" and ACCELERATOR.search(text) and not OF_PROGRAM.search(reason):
             yield Problem("device", short(f"event {text}"), at)
