@@ -12,7 +12,7 @@ import pytest
 
 from tests.job.conftest import Cluster, NewWorld, Yard
 from tests.job.corpus import STEP
-from tests.job.live import FAILED, KINDS, NAMESPACE, Live, Object
+from tests.job.live import FAILED, KINDS, NAMESPACE, Live, Object, condition
 from tests.job.world import NOW, stamp
 from tools.core.errors import UserError
 from tools.core.verdict import State
@@ -376,6 +376,59 @@ def test_a_pod_that_a_batch_job_replaced_counts_as_a_restart(play: Play, yard: Y
     live.objects["pods"] = live.pods
     live.write(home)
     assert yard.json("status", "job")["pods"][0]["restarts"] == 0, "control"
+
+
+@pytest.mark.parametrize(
+    ("status", "cause", "shown"),
+    [
+        ({"reason": "Evicted", "message": "The node was low on memory."}, "evicted", "pod-0 on node-9: Evicted"),
+        ({"conditions": [condition("DisruptionTarget") | {"reason": "PreemptionByScheduler"}]}, "preempted", "Preempt"),
+        ({}, "device", "event NvidiaXID79Error"),
+    ],
+)  # fmt: skip
+def test_a_replaced_pod_is_judged_by_its_own_status_and_node(
+    status: Object, cause: str, shown: str, play: Play, yard: Yard
+) -> None:
+    """Its replacement has no node yet."""
+    live = Live("Job")
+    home = play(live)
+    old = json.loads(json.dumps(live.pods[0]))
+    old["metadata"] |= {"name": "job-0-older", "uid": "uid-older", "creationTimestamp": "2026-11-21T11:00:00Z"}
+    old["spec"]["nodeName"] = "node-9"
+    ended = {"exitCode": 137, "reason": "Error", "finishedAt": "2026-11-21T11:58:00Z"}
+    old["status"] |= {"phase": "Failed", **status}
+    old["status"]["containerStatuses"][0]["state"] = {"terminated": ended}
+    live.pods[0]["metadata"]["creationTimestamp"] = "2026-11-21T11:58:10Z"
+    live.pods[0]["status"] = {"phase": "Pending"}
+    del live.pods[0]["spec"]["nodeName"]
+    broken = {"kind": "Event", "metadata": {"name": "xid"}, "involvedObject": {"kind": "Node", "name": "node-9"},
+              "reason": "NvidiaXID79Error", "type": "Warning", "lastTimestamp": "2026-11-21T11:57:50Z"}  # fmt: skip
+    live.objects |= {"pods": [old, *live.pods], "events": [broken]}
+    live.logs.clear()
+    live.write(home)
+    answer = yard.json("why", "job", "-n", NAMESPACE, code=1)
+    assert answer["cause"] == cause
+    assert any(shown in line for line in answer["evidence"])
+
+
+def test_the_deadline_of_a_part_of_a_jobset_is_named(play: Play, yard: Yard) -> None:
+    """The controller of Jobs has deleted the pods, and the JobSet only says that a Job has failed."""
+    live = Live("JobSet", FAILED["JobSet"])
+    live.pods.clear()
+    live.logs.clear()
+    late = {
+        **condition("Failed"),
+        "reason": "DeadlineExceeded",
+        "message": "Job was active longer than specified deadline",
+    }
+    metadata = {"name": "job-workers-0", "namespace": NAMESPACE, "ownerReferences": [{"uid": "uid-job"}]}
+    live.objects["jobs.batch"] = [
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": {}, "status": {"conditions": [late]}}
+    ]
+    play(live)
+    answer = yard.json("why", "jobset/job", "-n", NAMESPACE, code=1)
+    assert answer["cause"] == "deadline"
+    assert answer["evidence"][1].startswith("Job job-workers-0: DeadlineExceeded")
 
 
 def test_a_runtime_that_cannot_be_read_leaves_the_number_of_pods_unknown(play: Play, yard: Yard) -> None:

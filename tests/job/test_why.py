@@ -71,6 +71,18 @@ def test_a_taint_that_passes_is_not_to_be_tolerated(name: str, words: str, world
     assert words in (explain(made.snapshot()).causes[0].remedy or "")
 
 
+def test_a_deleted_pods_last_words_have_their_own_remedy(world: NewWorld) -> None:
+    made = world()
+    made.end("Failed")
+    made.pods = []
+    words = "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"
+    told = f"Error pod x-worker-0 container pytorch exitCode: 1 terminated message: {words}"
+    made.event("PyTorchJob", made.job["metadata"]["name"], "Error", told)
+    cause = explain(made.snapshot()).causes[0]
+    assert cause.kind == "device"
+    assert "nvidia-fabricmanager" in cause.remedy
+
+
 def test_the_corpus_is_wide_enough() -> None:
     """At least 180 situations, at least 25 healthy ones, and every name once."""
     names = [one.name for one in SITUATIONS]

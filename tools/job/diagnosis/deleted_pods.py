@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 
 from tools.core.timestamps import moment
@@ -12,7 +13,7 @@ from tools.job.diagnosis.resources import accelerators
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.pod import template_specs
 from tools.job.snapshot.snapshot import Snapshot, event_time
-from tools.kube.manifests import Object
+from tools.kube.manifests import Object, name_of
 
 # The event of training-operator v1.9.4 about a failed container, with the container's termination message.
 EXIT_EVENT = re.compile(r"^Error pod (\S+) container \S+ exitCode: (-?\d+) terminated message: ?(.*)$", re.DOTALL)
@@ -29,9 +30,11 @@ def ended(snapshot: Snapshot) -> Iterator[Cause]:
     condition = snapshot.condition("Failed")
     if condition is None or failures.failed_pods(snapshot) or any(failures.current_records(snapshot)):
         return
-    message = str(condition.get("message", ""))
+    parts = list(_failed_parts(snapshot))
+    message = " ".join([str(condition.get("message", "")), *parts])
     at = moment(condition.get("lastTransitionTime"))
-    evidence = [short(f"condition Failed: {condition.get('reason')}: {message}")]
+    evidence = [short(f"condition Failed: {condition.get('reason')}: {condition.get('message', '')}")]
+    evidence += map(short, parts)
     if "deadline" in message.lower():
         summary = "the job ran longer than activeDeadlineSeconds"
         yield Cause("deadline", Layer.FAILED, summary, evidence, at=at)
@@ -44,6 +47,14 @@ def ended(snapshot: Snapshot) -> Iterator[Cause]:
     if not causes and "backoff" in message.lower():
         summary = "all restarts are used, and the failed pods left no trace"
         yield Cause("backoff", Layer.VICTIM, summary, evidence, at=at)
+
+
+def _failed_parts(snapshot: Snapshot) -> Iterator[str]:
+    """Yield why the Jobs of a JobSet have failed: the JobSet only says that one of them has."""
+    for part in snapshot.parts:
+        for one in (part.get("status") or {}).get("conditions") or []:
+            if one.get("type") == "Failed" and one.get("status") == "True":
+                yield f"{part.get('kind')} {name_of(part)}: {one.get('reason')}: {one.get('message', '')}"
 
 
 def _exits(snapshot: Snapshot) -> Iterator[Object]:
@@ -87,7 +98,9 @@ def _from_event(snapshot: Snapshot, event: Object) -> Cause | None:
     if found is not None and found.kind not in exit_codes.UNKNOWN:
         who = pod if found.rank is None else f"rank {found.rank}"
         evidence = [*found.cited(pod), f"from the operator's event, exit code {code}"]
-        return failure(found.kind, who, evidence, found.host or pod, found.rank, at)
+        cause = failure(found.kind, who, evidence, found.host or pod, found.rank, at)
+        summary = found.summary(found.kind, who)
+        return replace(cause, summary=summary, advice=found.fix, trainer=found.trainer)
     kind = exit_codes.kind_of(code, any(map(accelerators, template_specs(snapshot.workload))))
     if kind is None:
         return None

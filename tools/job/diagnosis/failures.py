@@ -36,6 +36,11 @@ class Failed:
     other: str = ""  # the container that failed, empty for the training container
 
     @property
+    def ended(self) -> JobPod:
+        """The pod that has ended: a batch Job replaces it by another one."""
+        return self.pod if self.other else self.pod.ended_last
+
+    @property
     def container(self) -> Object:
         """The spec of the container that failed."""
         specs = [*(self.pod.spec.get("initContainers") or []), *(self.pod.spec.get("containers") or [])]
@@ -46,7 +51,7 @@ class Failed:
     def where(self) -> str:
         init = any(one.get("name") == self.other for one in self.pod.status.get("initContainerStatuses") or [])
         inside = f", {'init ' if init else ''}container {self.other}," if self.other else ""
-        return f"{self.pod.short}{inside} on {self.pod.node}"
+        return f"{self.pod.short}{inside} on {self.ended.node}"
 
 
 def failures(snapshot: Snapshot) -> Iterator[Cause]:
@@ -128,7 +133,7 @@ def _from_record(record: Failure) -> Cause:
 
 def _from_status(failed: Failed) -> Cause | None:
     """Return the cause that the pod's status shows, if it shows more than an exit code."""
-    pod, end = failed.pod, failed.end
+    pod, end = failed.ended, failed.end
     at = end.at if end else None
     if end and end.reason == "OOMKilled":
         evidence = [f"{failed.where}: OOMKilled, exit code {end.code}, memory limit {_memory_limit(failed)}"]
@@ -202,7 +207,7 @@ def _from_code(snapshot: Snapshot, failed: Failed) -> Cause | None:
 def _from_probe(snapshot: Snapshot, failed: Failed) -> Cause | None:
     """Return that the kubelet ended a container for a probe, if its events show it."""
     at = failed.end.at if failed.end else None
-    for event in snapshot.events("Pod", failed.pod.name)[::-1]:
+    for event in snapshot.events("Pod", failed.ended.name)[::-1]:
         said, when = str(event.get("message", "")), event_time(event)
         near = at is None or when is None or abs((at - when).total_seconds()) < PROBE_LAG
         if event.get("reason") == "Killing" and (probe := PROBE.search(said)) and near:
@@ -216,7 +221,7 @@ def _for_memory(snapshot: Snapshot, failed: Failed, cause: Cause | None) -> Caus
     """Return that a process was killed for its memory, if an event of its node shows it."""
     if cause is None or cause.kind != "killed":
         return None
-    event = node_health.killed_for_memory(snapshot, failed.pod.node, cause.at)
+    event = node_health.killed_for_memory(snapshot, failed.ended.node, cause.at)
     if event is None:
         return None
     summary = summary_of("oom-host", failed.pod.short)
@@ -227,12 +232,12 @@ def _with_node(snapshot: Snapshot, failed: Failed, cause: Cause) -> Cause:
     """Return a cause with what was wrong with the node, if the process ended without its own fault."""
     if cause.kind not in FROM_OUTSIDE:
         return cause
-    problems = node_health.problems(snapshot, failed.pod.node, cause.at)
+    problems = node_health.problems(snapshot, failed.ended.node, cause.at)
     evidence = [*cause.evidence, *(problem.text for problem in problems)]
     kind = next((problem.kind for problem in problems if problem.kind != "node-lost"), None)
     if kind is None:
         return replace(cause, evidence=evidence)
-    summary = node_health.SUMMARIES[kind].format(node=failed.pod.node)
+    summary = node_health.SUMMARIES[kind].format(node=failed.ended.node)
     return replace(cause, kind=kind, layer=Layer.FAILED, summary=summary, evidence=evidence)
 
 

@@ -213,10 +213,16 @@ class JobPod:
         return None
 
     @property
+    def ended_last(self) -> "JobPod":
+        """The pod whose training container ended last: this one, or the one that it replaces."""
+        own = self.over or _ended(self.container, "state") or _ended(self.container, "lastState")
+        return self if own or not self.earlier else JobPod(self.earlier[-1], self.job)
+
+    @property
     def end(self) -> End | None:
         """How the training container ended: the current one, or the one before a restart."""
-        own = _ended(self.container, "state") or _ended(self.container, "lastState")
-        return own or (JobPod(self.earlier[-1], self.job).end if self.earlier else None)
+        container = self.ended_last.container
+        return _ended(container, "state") or _ended(container, "lastState")
 
     @property
     def ended_for_good(self) -> bool:
