@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -19,7 +20,7 @@ from tools.core.verdict import State
 from tools.job import logs, rendezvous_check, retry
 from tools.job.diagnosis.explain import explain
 from tools.job.ranks import rank_zero
-from tools.job.snapshot import collect, lookup
+from tools.job.snapshot import JobPod, collect, lookup
 from tools.job.snapshot.live_job import kinds_called
 from tools.kube.kubectl import Kubectl
 
@@ -429,6 +430,33 @@ def test_the_deadline_of_a_part_of_a_jobset_is_named(play: Play, yard: Yard) -> 
     answer = yard.json("why", "jobset/job", "-n", NAMESPACE, code=1)
     assert answer["cause"] == "deadline"
     assert answer["evidence"][1].startswith("Job job-workers-0: DeadlineExceeded")
+
+
+class Kubelet(Kubectl):
+    """Answers `logs` as a kubelet does: the last lines, of which --limit-bytes keeps the first."""
+
+    log = ""
+
+    def text(self, *words: str, **_: Any) -> str:
+        options = dict(word.split("=") for word in words if "=" in word)
+        tail = "".join(self.log.splitlines(keepends=True)[-int(options["--tail"]) :])
+        return tail.encode()[: int(options["--limit-bytes"])].decode("utf-8", "ignore")
+
+
+def test_the_end_of_a_log_is_read_as_far_back_as_the_first_failure() -> None:
+    live = Live("Job", FAILED["Job"])
+    live.end(1)
+    pods = [JobPod(one, live.job) for one in live.pods]
+    kubelet = Kubelet()
+    first = "2026-11-21T11:58:00Z torch.OutOfMemoryError: CUDA out of memory."
+    kubelet.log = "\n".join([first, *["2026-11-21T11:58:01Z frame #7: c10d::run() + 0x12 (libtorch.so)"] * 900])
+    assert first in collect._logs(kubelet, pods, 32, {})[0].text
+    live.end(0)
+    assert first not in collect._logs(kubelet, pods, 32, {})[0].text, "control: of a pod that ended well less is read"
+    live.end(1)
+    bar = "2026-11-21T11:50:00Z " + "\r 12%|█▏        | 12/100 [00:10<01:10, 1.2it/s]" * 300
+    kubelet.log = "\n".join([*[bar] * 1200, first])
+    assert collect._logs(kubelet, pods, 32, {})[0].text.endswith(first), "the newest lines count"
 
 
 def test_a_runtime_that_cannot_be_read_leaves_the_number_of_pods_unknown(play: Play, yard: Yard) -> None:

@@ -19,6 +19,9 @@ from tools.workload import Workload
 from tools.workload.workload import QUEUE_LABEL
 
 TAIL = 400  # lines of each log
+# Of the first failed pods more: each of eight ranks prints a traceback and frames of C++, and the first is the cause.
+FAILED_TAIL, FAILED_PODS = 2000, 8
+LEAST_TAIL = 100  # lines of a log whose lines are too long for LARGEST_LOG: progress bars are long
 LOGS = 32  # pods whose logs are read; in a larger job the failed ones come first
 FEW_LOGS = 8  # of a job whose run directory has its progress
 LOG_SECONDS, BEGUN_SECONDS = 20.0, 3.0  # for one log; after these no other is begun
@@ -184,16 +187,18 @@ def _logs(kubectl: Kubectl, pods: list[JobPod], most: int, unseen: dict[str, str
     late: list[str] = []
     last_start = time.monotonic() + BEGUN_SECONDS
 
+    deep = {pod.name for pod in order[:FAILED_PODS] if pod.restarts or pod.broken or (pod.end and pod.end.code)}
+
     def read(one: tuple[JobPod, str]) -> None:
         pod, which = one
         container = pod.broken[0] if pod.broken else pod.container_name
         name, previous = pod.previous if which is PREVIOUS else (pod.name, ())
-        words = ("logs", f"--container={container}", f"--tail={TAIL}", "--timestamps", *previous)
+        words = ("logs", f"--container={container}", "--timestamps", *previous)
         if time.monotonic() > last_start:
             late.append(pod.short)
             return
         try:
-            text = kubectl.text(*words, f"--limit-bytes={LARGEST_LOG}", names=[name], seconds=LOG_SECONDS)
+            text = _end_of_log(kubectl, words, name, FAILED_TAIL if pod.name in deep else TAIL)
         except UserError as problem:
             unseen[f"log of {pod.short}"] = problem.message
         else:
@@ -203,3 +208,12 @@ def _logs(kubectl: Kubectl, pods: list[JobPod], most: int, unseen: dict[str, str
     if late:
         unseen[f"logs of {late[0]} to {late[-1]}"] = f"not read: those before took more than {BEGUN_SECONDS:.0f} s"
     return sorted(found, key=lambda log: (log.pod, log.which))
+
+
+def _end_of_log(kubectl: Kubectl, words: tuple[str, ...], name: str, lines: int) -> str:
+    """Return the last lines of a pod's log. The kubelet cuts their end where they have too many bytes."""
+    limit = f"--limit-bytes={LARGEST_LOG}"
+    text = kubectl.text(*words, f"--tail={lines}", limit, names=[name], seconds=LOG_SECONDS)
+    if len(text.encode()) < LARGEST_LOG:
+        return text
+    return kubectl.text(*words, f"--tail={LEAST_TAIL}", limit, names=[name], seconds=LOG_SECONDS)
