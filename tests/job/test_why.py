@@ -62,9 +62,14 @@ def test_the_right_cause_comes_first_with_its_evidence(one: Situation, world: Ne
     [
         ("the_nodes_are_short_of_disk", "the kubelet removes the taint itself"),
         ("spot_nodes_are_about_to_go", "these nodes will be removed soon"),
+        ("a_disk_for_one_node_is_wanted_by_two", "ReadWriteMany"),
+        ("driver_not_on_the_node", "install the CSI driver"),
+        ("the_file_system_is_not_reached", "port 2049"),
+        ("lustre_does_not_mount_and_it_looks_like_a_slow_pull", "kubectl describe pod"),
+        ("the_nodes_runtime_is_not_configured", "runtimeClassName"),
     ],
 )
-def test_a_taint_that_passes_is_not_to_be_tolerated(name: str, words: str, world: NewWorld) -> None:
+def test_the_remedy_is_that_of_the_message(name: str, words: str, world: NewWorld) -> None:
     one = next(one for one in SITUATIONS if one.name == name)
     made = world(one.cell)
     one.plant(made)

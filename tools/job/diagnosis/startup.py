@@ -21,6 +21,7 @@ PASSING = re.compile(r"no relationship found between node|object \S+ not registe
 # Other complaints about new pods and nodes pass too, when a driver has registered or an address is attached.
 PASSES = 30.0  # seconds that a pod has been on its node
 TRIES = 4  # within those seconds
+NO_NETWORK = "the node's network plugin gives the pod no network"
 DISK_FULL = "free space on the node's disk, or start nodes with a larger one"
 
 
@@ -137,12 +138,16 @@ def mounts(snapshot: Snapshot) -> Iterator[Cause]:
             if _passes(snapshot, pod, event):
                 break
             if reason in ("FailedMount", "FailedAttachVolume", "FailedMapVolume"):
-                kind = _kind("container-config", message, "volume")
-                yield Cause(kind, Layer.BLOCKED, "a volume cannot be mounted", evidence, pod.name, at=at)
+                sign = signs.first("container-config", message) or signs.first("volume", message)
+                kind, advice = (sign.cause, sign.fix) if sign else ("volume", None)
+                summary = "a volume cannot be mounted"
+                yield Cause(kind, Layer.BLOCKED, summary, evidence, pod.name, at=at, advice=advice)
                 return
             if reason in ("FailedCreatePodSandBox", "NetworkNotReady"):
-                summary = "the node's network plugin gives the pod no network"
-                yield Cause("pod-network", Layer.BLOCKED, summary, evidence, pod.name, at=at)
+                sign = signs.first("sandbox", message)
+                kind, summary = (sign.cause, sign.says) if sign else ("pod-network", NO_NETWORK)
+                advice = sign.fix if sign else None
+                yield Cause(kind, Layer.BLOCKED, summary, evidence, pod.name, at=at, advice=advice)
                 return
 
 
