@@ -247,6 +247,31 @@ def test_status_without_data_shows_no_progress(world: NewWorld) -> None:
     assert "step" not in shown
 
 
+def test_a_snapshot_has_the_logs_of_its_own_job_only(world: NewWorld, tmp_path: Path, yard: Yard) -> None:
+    """Also in a directory that has another one."""
+    first, second = world(), world()
+    first.log(0, *(STEP.format(n=n) for n in range(1, 60)), seconds=61)
+    first.pods[0]["metadata"]["name"] = "another-pod"
+    first.snapshot().save(tmp_path)
+    second.log(1, "starting", seconds=700)
+    second.snapshot().save(tmp_path)
+    assert [log.pod for log in load(tmp_path).logs] == [second.name(1)]
+    (tmp_path / "file").touch()
+    words = ("why", "--from", str(tmp_path))
+    assert "file: not a directory" in yard.err(*words, "--save", str(tmp_path / "file"), code=2)
+    assert "file/x: not a directory" in yard.err(*words, "--save", str(tmp_path / "file/x"), code=2)
+
+
+def test_a_snapshot_is_not_taken_for_that_of_another_job(world: NewWorld, tmp_path: Path, yard: Yard) -> None:
+    made = world()
+    made.training()
+    made.snapshot().save(tmp_path)
+    name = made.job["metadata"]["name"]
+    for word in (name, f"pytorchjob/{name}", "cpu/llama-tiny"):
+        yard.out("why", word, "--from", str(tmp_path))
+    assert f"is a snapshot of {name}, and not of other" in yard.err("why", "other", "--from", str(tmp_path), code=2)
+
+
 def test_a_saved_snapshot_gives_the_same_answer(world: NewWorld, tmp_path: Path, yard: Yard) -> None:
     made = world()
     made.crash_looping(1, 137, STEP.format(n=7), reason="OOMKilled")

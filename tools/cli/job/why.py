@@ -6,7 +6,7 @@ from tools.cli.job import _options
 from tools.core import State, UserError, output
 from tools.job.diagnosis import log_files
 from tools.job.diagnosis.explain import Explanation, explain
-from tools.job.snapshot import collect, snapshot
+from tools.job.snapshot import collect, lookup, snapshot
 from tools.kube.kubectl import Kubectl
 
 
@@ -29,6 +29,8 @@ def command(
         raise UserError("--exit-code and several names need --log", "yard job why --log FILE... [--exit-code N]")
     job = names[0] if names else None
     seen = snapshot.load(recorded) if recorded else collect.find(kubectl, job, around=True)[1]
+    if recorded and job and not (lookup.is_cell(job) or seen.live.is_called(job.rpartition("/")[2])):
+        raise UserError(f"{recorded} is a snapshot of {seen.name}, and not of {job}", "leave out the job's name")
     try:
         seen = seen.shareable()
         found = explain(seen)

@@ -168,12 +168,19 @@ class Snapshot:
 
     def save(self, directory: Path) -> None:
         """Write what may be shared, for this user only: snapshot.json and one file for each log."""
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise UserError(f"{directory}: not a directory", "name one, or a new one") from None
         shared = self.shareable()
         value: Object = {"taken": self.taken.isoformat(), "namespace": self.namespace}
         kept = ("job", "owner", "objects", "others", "run", "unseen")
         value |= {name: getattr(shared, name) for name in kept}
         texts = {f"{log.pod}.{log.which}.log": log.text for log in shared.logs}
+        if (directory / FILE).exists():
+            for which in (CURRENT, PREVIOUS):  # the logs of the snapshot that this one replaces
+                for old in directory.glob(f"*.{which}.log"):
+                    old.unlink()
         for name, text in {**texts, FILE: json.dumps(value, indent=1) + "\n"}.items():
             with foreign_files.writing(directory, name) as file:
                 file.write(text.encode("utf-8", "replace"))
