@@ -245,6 +245,21 @@ def test_a_signal_that_the_shell_names_ends_a_training(yard: Yard, last: str, ki
     assert ([cause["cause"] for cause in found["causes"]] or [None])[0] == kind
 
 
+@pytest.mark.parametrize(
+    ("last", "code"),
+    [
+        ("torch.distributed.elastic.multiprocessing.api: [ERROR] failed (exitcode: -7) local_rank: 0 (pid: 44)", 1),
+        ("run.sh: line 5:    23 Bus error               (core dumped) python train.py", 135),
+        ("saving", 135),
+    ],
+)  # fmt: skip
+def test_a_bus_error_is_mostly_shared_memory(yard: Yard, last: str, code: int) -> None:
+    log = write("a.log", f"{STEPS}\n{last}\n")
+    found = yard.json("why", "--log", log, "--exit-code", str(code), code=1)["causes"][0]
+    assert found["cause"] == "memory-fault"
+    assert "/dev/shm" in found["remedy"]
+
+
 def test_a_programs_own_xid_is_no_broken_gpu(yard: Yard) -> None:
     log = write("a.log", "NVRM: Xid (PCI:0000:53:00): 31, pid=1, name=python, MMU Fault\n")
     assert "CUDA_LAUNCH_BLOCKING" in yard.json("why", "--log", log, code=1)["causes"][0]["remedy"]

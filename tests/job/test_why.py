@@ -67,6 +67,7 @@ def test_the_right_cause_comes_first_with_its_evidence(one: Situation, world: Ne
         ("the_file_system_is_not_reached", "port 2049"),
         ("lustre_does_not_mount_and_it_looks_like_a_slow_pull", "kubectl describe pod"),
         ("the_nodes_runtime_is_not_configured", "runtimeClassName"),
+        ("a_rank_ends_with_a_bus_error_and_says_nothing", "/dev/shm"),
     ],
 )
 def test_the_remedy_is_that_of_the_message(name: str, words: str, world: NewWorld) -> None:

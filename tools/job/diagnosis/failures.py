@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tools.core.timestamps import epoch, moment
-from tools.job.diagnosis import exit_codes, log_causes, node_health, signs, startup
+from tools.job.diagnosis import exit_codes, log_causes, log_patterns, node_health, signs, startup
 from tools.job.diagnosis.cause import OWN_TRAINER, Cause, Layer, short
 from tools.job.diagnosis.exit_codes import failure, layer_of, summary_of
 from tools.job.diagnosis.resources import accelerators
@@ -198,10 +198,12 @@ def _from_code(snapshot: Snapshot, failed: Failed) -> Cause | None:
     lines = [line for line in snapshot.log(pod.name, failed.which).splitlines() if line.strip()]
     last = f", last line: {lines[-1].strip()}" if lines else ", its log is empty or not seen"
     evidence = [short(f"{failed.where}: exit code {end.code} {end.reason}{last} {end.message}")]
+    sign = log_patterns.of_signal(end.code - 128)
     summary = summary_of(kind, pod.short) if kind != "crash" else f"{pod.short} failed with code {end.code}"
+    summary = f"{pod.short}: {sign.says}" if sign else summary
     # An exit code without a class may be the consequence of anything.
     layer = Layer.VICTIM if kind == "crash" else layer_of(kind)
-    return Cause(kind, layer, summary, evidence, pod.name, at=end.at)
+    return Cause(kind, layer, summary, evidence, pod.name, at=end.at, advice=sign.fix if sign else None)
 
 
 def _from_probe(snapshot: Snapshot, failed: Failed) -> Cause | None:

@@ -286,7 +286,12 @@ def _found(report: Report) -> Found | None:
         if kind is None:
             return None
         proof = proof_of(report.text)
-        return Found(kind, line, rank, weight=report.weight, signal=report.signal, text=report.text, proof=proof)
+        sign = log_patterns.of_signal(report.signal)
+        says, fix = (sign.says, sign.fix) if sign else (None, None)
+        return Found(
+            kind, line, rank, weight=report.weight, signal=report.signal, text=report.text, proof=proof,
+            says=says, fix=fix,
+        )  # fmt: skip
     if event := signs.event(report.text):
         shown = event.match.search(report.text)
         proof = shown.span() if shown else (0, 0)

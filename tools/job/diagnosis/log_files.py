@@ -132,8 +132,7 @@ def _without_failure(logs: list[LogFile], code: int | None, checked: list[str]) 
         cause = exit_codes.failure(kind or ("command" if code in (126, 127) else "crash"), "the process", evidence, "")
         advice = CAUSES[cause.kind].get("fix_of_file")
         cause = replace(cause, advice=advice, confidence="low: only the exit code shows it")
-        if code == exit_codes.INTERRUPTED:  # in the words of the exception that Python prints for it
-            _, sign = next(filter(None, (row.search("KeyboardInterrupt") for row in log_patterns.classes())))
+        if sign := log_patterns.of_signal(code - 128):
             cause = replace(cause, summary=f"the process: {sign.says}", advice=sign.fix)
         return Explanation(State.FAIL, cause.summary, [cause], checked)
     quit_early = next((one for one in seen if one.gave_up and not one.trained), None)

@@ -67,6 +67,13 @@ def of_program(text: str) -> str | None:
     return next((row["class"] for row in rows if re.search(row["match"], text)), None)
 
 
+def of_signal(signal: int) -> Sign | None:
+    """Return what is known of a signal by the words that a shell or Python has for it; None for other signals."""
+    words = {2: "KeyboardInterrupt", 7: "Bus error"}.get(signal)
+    found = (row.search(words) for row in classes() if words)
+    return next((hit[1] for hit in found if hit), None)
+
+
 def _sign(pattern: dict[str, str]) -> Sign:
     stack = re.compile(pattern["stack"]) if "stack" in pattern else None
     says = pattern["says"] if "fix" in pattern else None  # the class's meaning belongs to the class's remedy
