@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -14,6 +15,7 @@ import pytest
 from tests.job.conftest import Cluster, NewWorld, Yard
 from tests.job.corpus import STEP
 from tests.job.live import FAILED, KINDS, NAMESPACE, Live, Object, condition
+from tests.job.live import _pod as live_pod
 from tests.job.world import NOW, stamp
 from tools.core.errors import UserError
 from tools.core.verdict import State
@@ -377,6 +379,26 @@ def test_a_pod_that_a_batch_job_replaced_counts_as_a_restart(play: Play, yard: Y
     live.objects["pods"] = live.pods
     live.write(home)
     assert yard.json("status", "job")["pods"][0]["restarts"] == 0, "control"
+
+
+def test_an_initializer_that_runs_is_no_missing_rank(play: Play, yard: Yard) -> None:
+    """The ranks of a TrainJob are made when its initializers have ended."""
+    live = Live("TrainJob")
+    ranks = list(live.pods)
+    first = next(live_pod(one) for one in live.job.pods() if one.role == "dataset")
+    live.pods[:] = [first]
+    live.logs = {first["metadata"]["name"]: f"{stamp(400)} downloading\n"}
+    live.objects["services"] = [{"kind": "Service", "metadata": {"name": "job"}}]
+    play(live)
+    _, seen = collect.find(Kubectl(None, NAMESPACE), "job", around=True)
+    found = explain(replace(seen, taken=NOW))
+    assert (found.state, found.causes) == (State.PASS, [])
+    assert "dataset-0 has been running for" in found.summary
+    assert explain(replace(seen, taken=NOW + timedelta(hours=1))).state is State.CANNOT_TELL
+    live.pods[:] = [first, *ranks]
+    play(live)
+    _, seen = collect.find(Kubectl(None, NAMESPACE), "job", logs=False, around=True)
+    assert rendezvous_check.rendezvous(seen).host == "job-node-0-0.job"
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def rendezvous(seen: Snapshot) -> Rendezvous:
 
     Raises UserError for a job without pods, and with exit code 3 if neither names it.
     """
-    first = seen.require_pods()[0]
+    first = next(iter(seen.training_pods), seen.require_pods()[0])
     values = first.environment
     endpoint = values.get("PET_RDZV_ENDPOINT") or _option(first, ENDPOINT)
     host, _, port = endpoint.partition(":")

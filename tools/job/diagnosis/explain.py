@@ -126,9 +126,20 @@ def _healthy(snapshot: Snapshot) -> str | None:
     if len(pods) < snapshot.replicas and age < NEW:
         return f"starting: {len(pods)} of {count(snapshot.replicas, 'pod')} created"
     if len(pods) < snapshot.replicas and progress.of(snapshot).step is None:
-        return None
+        return _preparing(snapshot)
     waiting = [pod for pod in pods if not (pod.running or pod.done)]
     return _starting(snapshot, waiting) if waiting else _moving(snapshot)
+
+
+def _preparing(snapshot: Snapshot) -> str | None:
+    """Return which pod prepares the training while no rank exists, None if that takes too long in silence."""
+    running = [pod for pod in snapshot.before_training if pod.running]
+    if snapshot.training_pods or not running:
+        return None
+    age = snapshot.age(running[0].started) or 0.0
+    quiet = snapshot.age(hangs.newest_line(snapshot))
+    prepares = f"{running[0].short} has been running for {duration(age)}, and the ranks start after it"
+    return prepares if age < PULL or (quiet is not None and quiet < QUIET) else None
 
 
 def _starting(snapshot: Snapshot, waiting: list[JobPod]) -> str | None:

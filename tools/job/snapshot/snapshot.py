@@ -95,6 +95,18 @@ class Snapshot:
             groups.setdefault((order.get(pod.role, len(roles)), pod.role, pod.index), []).append(pod)
         return [pod for _, group in sorted(groups.items()) for pod in _latest(group)]
 
+    @property
+    def before_training(self) -> list[JobPod]:
+        """The pods that only prepare, such as a TrainJob's initializers; none if no role is known to train."""
+        trains = {role.name.lower() for role in self.workload.roles if role.trains}
+        return [pod for pod in self.pods if trains and pod.role not in trains]
+
+    @property
+    def training_pods(self) -> list[JobPod]:
+        """The pods that train."""
+        others = self.before_training
+        return [pod for pod in self.pods if pod not in others]
+
     def require_pods(self) -> list[JobPod]:
         """Return the job's pods; UserError if there are none."""
         if not self.pods:
