@@ -16,7 +16,7 @@ from tests.job.conftest import Cluster, NewWorld, Yard
 from tests.job.corpus import STEP
 from tests.job.live import FAILED, KINDS, NAMESPACE, Live, Object, condition
 from tests.job.live import _pod as live_pod
-from tests.job.world import NOW, stamp
+from tests.job.world import NOW, ago, stamp
 from tools.core.errors import UserError
 from tools.core.verdict import State
 from tools.job import logs, rendezvous_check, retry
@@ -379,6 +379,30 @@ def test_a_pod_that_a_batch_job_replaced_counts_as_a_restart(play: Play, yard: Y
     live.objects["pods"] = live.pods
     live.write(home)
     assert yard.json("status", "job")["pods"][0]["restarts"] == 0, "control"
+
+
+@pytest.mark.parametrize(
+    ("kind", "about", "reason"),
+    [
+        ("JobSet", "JobSet", "JobCreationFailed"),
+        ("JobSet", "JobSet", "HeadlessServiceCreationFailed"),
+        ("TrainJob", "TrainJob", "TrainJobResourcesCreationFailed"),
+        ("TrainJob", "JobSet", "JobCreationFailed"),
+    ],
+)
+def test_what_may_not_be_made_below_a_job_is_refused(
+    kind: str, about: str, reason: str, play: Play, yard: Yard
+) -> None:
+    live = Live(kind, {"restarts": 0})
+    live.pods.clear()
+    live.logs.clear()
+    said = 'admission webhook "policy.example" denied the request: images must come from our registry'
+    event = {"kind": "Event", "metadata": {"name": "e"}, "involvedObject": {"kind": about, "name": "job"},
+             "reason": reason, "message": said, "type": "Warning", "lastTimestamp": ago(20)}  # fmt: skip
+    live.objects["events"] = [event]
+    play(live)
+    answer = yard.json("why", f"{kind}/job", "-n", NAMESPACE, code=1)
+    assert (answer["cause"], answer["evidence"]) == ("refused", [f"event: {said}"])
 
 
 def test_an_initializer_that_runs_is_no_missing_rank(play: Play, yard: Yard) -> None:

@@ -16,7 +16,11 @@ from tools.workload.workload import QUEUE_LABEL, JobState
 
 TOGETHER = 5.0  # seconds in which the operator creates all pods of a job
 PATIENCE = 30.0  # seconds after which operator and scheduler must have reacted
-FAILED_TO_CREATE = ("FailedCreatePod", "FailedCreateService", "FailedCreate")
+# Reasons of the training operator and of Jobs, then of JobSet and Trainer, which make what makes the pods.
+FAILED_TO_CREATE = (
+    *("FailedCreatePod", "FailedCreateService", "FailedCreate"),
+    *("JobCreationFailed", "HeadlessServiceCreationFailed", "TrainJobResourcesCreationFailed"),
+)
 
 
 def is_over(snapshot: Snapshot) -> bool:

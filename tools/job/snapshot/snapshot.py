@@ -138,6 +138,7 @@ class Snapshot:
     def job_events(self) -> list[Object]:
         """Return the events about the job, its owner and its own parts, newest last."""
         about = {(str(one["kind"]), name_of(one)) for one in (self.job, self.owner, *self.parts) if one}
+        about |= {("JobSet", self.name)} if self.workload.kind == "TrainJob" else set()  # it has the TrainJob's name
         found = [event for kind, name in about for event in self.events(kind, name)]
         return sorted(found, key=lambda event: event_time(event) or NEVER)
 
