@@ -56,6 +56,29 @@ def test_a_fault_happens_at_its_step(kind: str, tmp_path: Path) -> None:
         assert done.of(1, End)[0].reason == "exception"
 
 
+HOOKED = """
+    import sys, torch
+    sys.excepthook = lambda kind, value, trace: print("shown in a box:", value)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        model(torch.ones(2, 4)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 2:
+            raise ValueError("no such sample")
+"""
+
+
+def test_an_exception_is_seen_where_a_script_shows_its_own(tmp_path: Path) -> None:
+    """As rich and typer do, which replace `sys.excepthook`."""
+    done = launch(tmp_path, HOOKED, ranks=0, steps=9)
+    assert done.exit_code == 1
+    assert "shown in a box: no such sample" in done.output
+    (end,) = done.of(0, End)
+    assert (end.step, end.reason, end.error) == (3, "exception", "ValueError: no such sample")
+
+
 WRITTEN = """
     import torch
     models = [torch.nn.Linear(4, 1) for _ in range(3)]

@@ -33,7 +33,7 @@ class Ends:
         hook, leave, stop = sys.excepthook, os._exit, sys.exit
 
         def excepthook(kind: Any, value: Any, trace: Any) -> None:
-            self.reason, self.error = "exception", f"{kind.__name__}: {str(value)[:500]}"
+            self._raised(value)
             hook(kind, value, trace)
 
         def exit_now(status: int) -> None:
@@ -49,7 +49,13 @@ class Ends:
         sys.excepthook, os._exit, sys.exit = excepthook, exit_now, exit_  # type: ignore[assignment]
         self.probe.leave_now = leave
 
+    def _raised(self, value: BaseException) -> None:
+        self.reason, self.error = "exception", f"{type(value).__name__}: {str(value)[:500]}"
+
     def _at_exit(self) -> None:
+        uncaught = getattr(sys, "last_value", None)
+        if self.reason == "finished" and uncaught is not None:  # a hook of the script's own replaced the one here
+            self._raised(uncaught)
         relevant = not self.probe.child and (self.probe.torch is not None or "RANK" in os.environ)
         if self.probe.started or (relevant and not is_launcher()):
             self.write(self.reason)
