@@ -59,6 +59,14 @@ def writes_nothing(one: Run) -> None:
     one.outcome.files = []
 
 
+def saves_data(one: Run, path: str = f"{made.KEPT}/data.pt") -> None:
+    """Let rank 0 save prepared data before the first step, where an older file lies, and no checkpoint."""
+    writes_nothing(one)
+    one.ranks[0].events.append(Save(0, 1, path, 1000, "torch.save", True, 0.1))
+    assert one.outcome
+    one.outcome.files = [FoundFile(path, 1000, path.startswith(made.KEPT))]
+
+
 def early_kill(runs: Runs) -> None:
     without(runs["killed"], Save)
     runs["resumed"], runs["world"] = run("resumed"), run("world", world=1)

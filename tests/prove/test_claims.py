@@ -27,6 +27,7 @@ from tests.prove.changes import (
     refused,
     same_states,
     save_outside,
+    saves_data,
     shifted,
     skipped,
     stream,
@@ -256,6 +257,8 @@ UNKNOWN: dict[str, tuple[str, str, Callable[[Runs], Any]]] = {
     "runs that read other batches": ("resume", "not compared", lambda r: every(
         r["killed"], Batch, digest=lambda one: f"x{one.step}")),
     "a kill before the first save": ("resume", "before the first save", early_kill),
+    "a kill after data was saved": ("resume", "before the first save", lambda r: [
+        early_kill(r), saves_data(r["killed"])]),
     "another world after a kill before the first save": ("rescale", "before the first save", early_kill),
     "a script that never saves": ("sigterm", "no save in 12 steps", never_saves),
     "a time-out of the run": ("trains", "did not end", lambda r: end(r, "whole", ended_by="timeout", reason="late")),
@@ -373,6 +376,15 @@ def test_checkpoints_of_a_process_that_is_not_a_rank_are_unknown() -> None:
     assert (verdict.state, verdict.details["findings"]) == (State.CANNOT_TELL, [])
     assert "files like checkpoints are written" in verdict.summary
     assert any("step-" in line for line in verdict.evidence)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [(f"{made.KEPT}/data.pt", "no-checkpoint"), ("/other/data.pt", "files-outside")]
+)
+def test_data_that_is_saved_before_the_first_step_is_no_checkpoint(path: str, name: str) -> None:
+    verdict = judge("files", changed(lambda runs: saves_data(runs["whole"], path)))
+    assert verdict.state is State.WARN
+    assert name in verdict.details["findings"]
 
 
 def test_workers_of_a_stream_that_no_step_trains_on_are_a_warning() -> None:

@@ -360,6 +360,14 @@ def test_a_kill_finds_a_checkpoint(saves: tuple[int, ...], step: int, tmp_path: 
     assert choice(recorded(tmp_path, saves), "killed", Fault("kill")).step == step
 
 
+def test_data_that_is_saved_before_the_first_step_is_no_checkpoint(tmp_path: Path) -> None:
+    assert choice(recorded(tmp_path, (0, 9)), "killed", Fault("kill")).step == 10
+    assert choice(tmp_path, "torn-first", Fault("torn-save")).save == 2
+    (tmp_path / "other").mkdir()
+    with pytest.raises(faults.NoFault, match="no save in 12 steps"):
+        choice(recorded(tmp_path / "other", (0,)), "killed", Fault("kill"))
+
+
 def test_one_save_at_the_end_is_too_late_for_a_kill(tmp_path: Path) -> None:
     with pytest.raises(faults.NoFault, match="the first save comes after step 12, which is the last one"):
         choice(recorded(tmp_path, (12,)), "killed", Fault("kill"))

@@ -112,6 +112,11 @@ class Run:
         return [(rank.rank, save) for rank in self.ranks for save in rank.of(Save)]
 
     @property
+    def checkpoints(self) -> list[tuple[int, Save]]:
+        """The saves after a step. What is saved before the first one may be prepared data, or arguments."""
+        return [(rank, save) for rank, save in self.saves if save.step]
+
+    @property
     def replicas(self) -> list[list[Rank]]:
         """The ranks by model: those that hold parts of one model are together."""
         found: list[list[Rank]] = []

@@ -162,7 +162,7 @@ def figures_of(run: Run) -> dict[str, Any]:
     if memory:
         found["peak memory of a rank, MiB"] = round(memory / 2**20)
     by_step: dict[int, tuple[int, float]] = {}
-    for _, save in run.saves:
+    for _, save in run.checkpoints:
         size, seconds = by_step.get(save.step, (0, 0.0))
         by_step[save.step] = size + save.bytes, max(seconds, save.seconds)
     if by_step:

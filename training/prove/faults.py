@@ -23,7 +23,8 @@ class Seen:
             steps = [event.step for event in events if isinstance(event, records.Step)]
             if max(steps, default=0) >= self.steps.get(rank, 0):
                 self.steps[rank] = max(steps, default=0)
-                self.saves[rank] = [event for event in events if isinstance(event, records.Save)]
+                # What is saved before the first step may be prepared data: no restart continues from it.
+                self.saves[rank] = [event for event in events if isinstance(event, records.Save) and event.step]
 
     @property
     def last(self) -> int:

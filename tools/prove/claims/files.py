@@ -17,10 +17,10 @@ def judge(proof: Proof) -> list[Finding]:
     outcome = run.outcome
     assert outcome is not None
     found = [*_secrets(run), *_places(run), *_one_path(run), *_overwritten(run)]
-    if not run.saves:
+    if not run.checkpoints:
         found.append(_without_save(run))
     kept = sum(one.kept for one in outcome.files)
-    text = f"{output.count(len(run.saves), 'save')}; {output.count(kept, 'file')} in what survives"
+    text = f"{output.count(len(run.checkpoints), 'save')}; {output.count(kept, 'file')} in what survives"
     return found or [passed("each file has one writer and survives the pod", text)]
 
 
@@ -29,7 +29,9 @@ def _without_save(run: Run) -> Finding:
     blind = run.uncovered("saves")
     if blind:
         return unknown(blind)
-    alike = sorted(one.path for one in run.outcome.files if one.kept and is_checkpoint(one.path, one.bytes, step=1))
+    saved = {save.path for _, save in run.saves}  # before the first step
+    kept = (one for one in run.outcome.files if one.kept and one.path not in saved)
+    alike = sorted(one.path for one in kept if is_checkpoint(one.path, one.bytes, step=1))
     if alike:
         return unknown("no rank saves after a step, but files like checkpoints are written", *_some(alike))
     text = "no checkpoint is written: a kill loses everything"
@@ -57,7 +59,7 @@ def _places(run: Run) -> list[Finding]:
 def lost_checkpoints(run: Run) -> list[str]:
     """Return the files of checkpoints that a restart does not find, because they lie outside of what survives."""
     outside = {one.path for one in run.outcome.files if not one.kept} if run.outcome else set()
-    saved = {save.path for _, save in run.saves}
+    saved = {save.path for _, save in run.checkpoints}
     return sorted(path for path in outside if path in saved or _in_checkpoint(path, saved))
 
 
@@ -78,7 +80,9 @@ def _one_path(run: Run) -> list[Finding]:
 
 
 def _overwritten(run: Run) -> list[Finding]:
-    rows = list(dict.fromkeys(f"{save.path}, after step {save.step}" for _, save in run.saves if save.overwritten))
+    rows = list(
+        dict.fromkeys(f"{save.path}, after step {save.step}" for _, save in run.checkpoints if save.overwritten)
+    )
     text = "a checkpoint is overwritten in place: a kill in the middle loses the old and the new one"
     return [warned("overwritten", text, *_some(rows))] if rows else []
 

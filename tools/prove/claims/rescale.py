@@ -29,7 +29,7 @@ def judge(proof: Proof) -> list[Finding]:
         again = f"the restart has {output.count(size, 'rank')} again"
         return [unknown(f"{again}: the script does not take the launcher's number")]
     done = _done(killed, other)
-    if done == 0 and not killed.saves:
+    if done == 0 and not killed.checkpoints:
         return [unknown(f"killed after step {killed.last_step}, before the first save")]
     if done == 0:
         return [failed("starts-anew", "another number of ranks starts anew without a word", before)]
@@ -47,7 +47,7 @@ def _done(killed: Run, other: Run) -> int | None:
         return 0
     if found or not killed.sharded:
         return max(found, default=None)
-    saves = sorted({save.step for _, save in killed.saves})
+    saves = sorted({save.step for _, save in killed.checkpoints})
     return saves[-1] if saves else None
 
 

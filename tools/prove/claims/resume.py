@@ -44,7 +44,7 @@ def judge(proof: Proof) -> list[Finding]:
         text = ", ".join(f"rank {point.rank.rank} after step {point.done}" for point in found[:4])
         return [failed("parameters-differ", "ranks continue at different steps", text)]
     done = places[0]
-    if done == 0 and not killed.saves:
+    if done == 0 and not killed.checkpoints:
         return [unknown(f"killed after step {end}, before the first save")]
     if done == 0:
         text = f"killed after step {end}, saved after steps {_saves(killed)}; the first step has the first parameters"
@@ -104,7 +104,7 @@ def reached(steps: Sequence[Step], later: Sequence[Step], parameters: str) -> li
 
 
 def _saves(run: Run) -> str:
-    steps = sorted({save.step for _, save in run.saves})
+    steps = sorted({save.step for _, save in run.checkpoints})
     return ", ".join(map(str, steps[:8])) or "none"
 
 
