@@ -387,6 +387,12 @@ def test_data_that_is_saved_before_the_first_step_is_no_checkpoint(path: str, na
     assert name in verdict.details["findings"]
 
 
+def test_an_earlier_save_that_ends_after_sigterm_loses_steps() -> None:
+    verdict = judge("sigterm", changed(lambda runs: every(runs["term"], Save, (0,), step=5)))
+    assert verdict.details["findings"] == ["not-saved"]
+    assert "2 steps lost: the last save is that of step 5" in verdict.evidence
+
+
 def test_workers_of_a_stream_that_no_step_trains_on_are_a_warning() -> None:
     """Its loader may be for evaluation."""
     verdict = judge("data", changed(lambda runs: fetched(runs, "abcde", "abcde", trained=False)))

@@ -30,7 +30,7 @@ def judge(proof: Proof) -> list[Finding]:
     if late:
         text = f"SIGTERM after step {step}; killed after the grace period of {proof.grace:.0f} s"
         return [warned("not-in-time", "the run does not end in the grace period", text)]
-    if saved is None:
+    if saved is None or saved < step:  # an earlier save may end after the signal, in a thread of its own
         last = max((save.step for _, save in run.saves), default=0)
         lost = f"{output.count(step - last, 'step')} lost: the last save is that of step {last}"
         return [warned("not-saved", "nothing is saved on SIGTERM", when, lost)]
