@@ -23,6 +23,22 @@ def test_the_complaint_of_a_log(log: str, said: str) -> None:
     assert said in Run("whole", None, log=log).complaint()
 
 
+@pytest.mark.parametrize(
+    ("log", "need"),
+    [
+        ("ModuleNotFoundError: No module named 'torch'", "torch"),
+        ("python: Error while finding module specification for 'torch.distributed.run' (ModuleNotFoundError: No module"
+         " named 'torch')", "torch"),
+        ("ModuleNotFoundError: No module named 'torch._six'", ""),
+        ("ModuleNotFoundError: No module named 'torch_geometric'", ""),
+        ("EOFError: EOF when reading a line", "stdin"),
+        ("EOFError: Ran out of input", ""),  # an empty file of pickle
+    ],
+)  # fmt: skip
+def test_what_a_log_says_that_a_script_needs(log: str, need: str) -> None:
+    assert Run("whole", None, log=f"loading\n{log}\n").need() == need
+
+
 @pytest.mark.parametrize(("code", "said"), [(0, ""), (1, "epoch 3")])
 def test_the_last_line_of_a_log_is_a_complaint_of_a_start_that_failed(code: int, said: str) -> None:
     outcome = run("whole", exit_code=code).outcome
