@@ -126,6 +126,15 @@ def test_options_of_a_plan(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert planned(TORCHRUN, work).keep == [str(work)]
 
 
+def test_the_modules_of_the_caller_are_found(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package below src/ that is not installed is found by PYTHONPATH."""
+    monkeypatch.setenv("PYTHONPATH", "src:/opt/modules")
+    (work / "there").mkdir()
+    (work / "there/train.py").touch()
+    assert planned(TORCHRUN, work / "there").variables["PYTHONPATH"] == f"{work}/src:/opt/modules"
+    assert planned(TORCHRUN, work, env=("PYTHONPATH=lib",)).variables["PYTHONPATH"] == "lib"
+
+
 def test_a_manifest_gives_variables_volumes_and_grace(work: Path) -> None:
     mounts = "env: [{name: LEVEL, value: '3'}]\n              volumeMounts: [{name: here, mountPath: /here}, "
     text = JOB.replace("OUT", "/shared/out").replace("volumeMounts: [", mounts)

@@ -21,7 +21,7 @@ from training.prove.plan import Fault, Plan, Start
 
 # Of the caller's environment the command gets these only.
 ALLOWED = re.compile(
-    r"PATH|HOME|USER|LOGNAME|LANG|LC_[A-Z]+|TZ|TMPDIR|VIRTUAL_ENV|CONDA_PREFIX|LD_LIBRARY_PATH|OMP_NUM_THREADS"
+    r"PATH|PYTHONPATH|HOME|USER|LOGNAME|LANG|LC_[A-Z]+|TZ|TMPDIR|VIRTUAL_ENV|CONDA_PREFIX|LD_LIBRARY_PATH|OMP_NUM_THREADS"
     r"|CUDA_VISIBLE_DEVICES|CUDA_HOME|XDG_CACHE_HOME|HF_HOME|HF_HUB_CACHE|HF_DATASETS_CACHE|HF_HUB_OFFLINE|TORCH_HOME"
 )
 NPROC = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)")
@@ -86,6 +86,8 @@ def of_command(words: Sequence[str], workdir: Path, knobs: Knobs, options: Optio
         raise UserError(f"--workdir {workdir}: no such directory")
     command = _with_nodes(_with_nproc(list(words), knobs.nproc), knobs.nodes)
     variables = {name: value for name, value in os.environ.items() if ALLOWED.fullmatch(name)}
+    if variables.get("PYTHONPATH"):  # relative to here, whatever the directory of the command is
+        variables["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, variables["PYTHONPATH"].split(os.pathsep)))
     variables.update(given(options.env))
     _check(command, workdir, variables)
     keep = [_below(workdir, text) for text in options.keep] or [workdir]
