@@ -85,6 +85,14 @@ def test_another_world(words: list[str], other: list[str] | None) -> None:
     assert trials.other_world(words) == other
 
 
+@pytest.mark.parametrize("option", ["--max-restarts 3", "--max_restarts=3"])
+def test_a_launcher_does_not_start_failed_ranks_again(option: str, work: Path) -> None:
+    """They would fail again at the same step, until the job seems to hang or its few steps that are left succeed."""
+    given = f"torchrun {option} --nproc-per-node 2 train.py --max-restarts 7"
+    due = given.replace(option, option.replace("3", "0"))
+    assert {" ".join(one.command).replace("node 1", "node 2") for one in planned(given.split(), work).starts} == {due}
+
+
 @pytest.mark.parametrize(
     ("words", "started"),
     [

@@ -122,8 +122,8 @@ def _plan(subject: Subject, options: Options, container: Object) -> tuple[Plan, 
 
 
 def _alternatives(words: list[str], options: Options) -> list[list[str]]:
-    again = trials.again_of(words, options)
-    return [words, again, trials.other_world(again) or again]
+    again = trials.once(trials.again_of(words, options))
+    return [trials.once(words), again, trials.other_world(again) or again]
 
 
 def _deadline(made: Plan) -> int:

@@ -25,6 +25,7 @@ ALLOWED = re.compile(
     r"|CUDA_VISIBLE_DEVICES|CUDA_HOME|XDG_CACHE_HOME|HF_HOME|HF_HUB_CACHE|HF_DATASETS_CACHE|HF_HUB_OFFLINE|TORCH_HOME"
 )
 NPROC = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)")
+RESTARTS = re.compile(r"--max[-_]restarts")
 ONE_NODE = re.compile(
     r"--(?:standalone|nnodes|node[-_]rank|master[-_]addr|master[-_]port|rdzv[-_](?:endpoint|backend|id))"
 )
@@ -113,7 +114,7 @@ def of_manifests(manifests: Manifests, target: Sequence[str], knobs: Knobs, opti
 def plan(subject: Subject, options: Options) -> tuple[Plan, dict[str, str]]:
     """Return the plan for the claims of `options`, and why starts that they need are not in it."""
     needed = {name for claim in options.claims for name in TABLE["claims"][claim]["starts"]}
-    again = again_of(subject.command, options)
+    again = once(again_of(subject.command, options))
     other, number = other_world(again), {}
     if other is None and subject.nproc:
         other, number = again, {"PET_NPROC_PER_NODE": str(_another(subject.nproc))}
@@ -122,7 +123,7 @@ def plan(subject: Subject, options: Options) -> tuple[Plan, dict[str, str]]:
     for name in TABLE["starts"]:
         if name not in needed or name in notes:
             continue
-        command = other if name == "world" and other else again if name in SOURCES else subject.command
+        command = other if name == "world" and other else again if name in SOURCES else once(subject.command)
         fault = Fault(FAULTS[name], step=options.kill_at if name == "killed" else None) if name in FAULTS else None
         claims = [number for number, claim in enumerate(NAMES, 1) if name in TABLE["claims"][claim]["starts"]]
         more = number if name == "world" else {}
@@ -156,6 +157,12 @@ def other_world(command: Sequence[str]) -> list[str] | None:
     return _replaced(list(command), at, _another(int(value)))
 
 
+def once(command: list[str]) -> list[str]:
+    """Return the command without restarts by its launcher: they would meet the same fault again."""
+    at, _ = _option(command, RESTARTS)
+    return command if at is None else _replaced(command, at, 0)
+
+
 def asked(command: Sequence[str]) -> int:
     """Return how many ranks a command starts on each node as far as it says so, else 1."""
     _, value = _nproc(command)
@@ -168,6 +175,11 @@ def _another(number: int) -> int:
 
 def _nproc(command: Sequence[str]) -> tuple[int | None, str]:
     """Return where a launcher's option for the number of ranks stands, and its value."""
+    return _option(command, NPROC)
+
+
+def _option(command: Sequence[str], names: re.Pattern[str]) -> tuple[int | None, str]:
+    """Return where a launcher's option of these names stands, and its value."""
     launcher, rest = launchers.kind(command)
     if not launcher or launcher == "python":
         return None, ""
@@ -177,7 +189,7 @@ def _nproc(command: Sequence[str]) -> tuple[int | None, str]:
             before = command[at - 1].partition("=")
             if not before[0].startswith("-") or before[1]:
                 return None, ""  # the program, whose own options follow
-        if NPROC.fullmatch(name):
+        if names.fullmatch(name):
             return at, value if separator else (command[at + 1] if at + 1 < len(command) else "")
     return None, ""
 
