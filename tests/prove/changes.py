@@ -72,6 +72,11 @@ def early_kill(runs: Runs) -> None:
     runs["resumed"], runs["world"] = run("resumed"), run("world", world=1)
 
 
+def kill_after_data(runs: Runs) -> None:
+    early_kill(runs)
+    saves_data(runs["killed"])
+
+
 def save_outside(runs: Runs) -> None:
     every(runs["whole"], Save, (0,), path="/other/step.pt")
     outside(runs, "/other/step.pt")

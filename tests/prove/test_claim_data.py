@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import pytest
+
 from tests.prove import made
 from tests.prove.changes import Runs, averaged, parted, parted_twice
 from tests.prove.made import changed, every, healthy
@@ -69,6 +71,59 @@ def test_a_stream_that_all_ranks_read_in_other_orders_is_named() -> None:
                 event.passes, event.indices = None, []
 
     assert judge("data", changed(shuffled)).details["findings"] == ["shared-samples"]
+
+
+def own_shuffles(runs: Runs) -> None:
+    """Let each rank read all samples in the order of a copy that it has shuffled."""
+    for one in runs["whole"].ranks:
+        order = random.Random(one.rank).sample(range(24), 24)
+        for batch in one.batches:
+            at = batch.step % 12 * 2
+            batch.indices, batch.rows = [f"{at}", f"{at + 1}"], [f"row{order[at]}", f"row{order[at + 1]}"]
+            batch.passes, batch.dataset, batch.digest = batch.step // 12, f"copy {one.rank}", "/".join(batch.rows)
+
+
+def own_parts(runs: Runs) -> None:
+    """Let each rank have its own part of the samples as a data set: both count from 0."""
+    for one in runs["whole"].ranks:
+        for batch in one.batches:
+            batch.indices = [str(2 * (batch.step % 6) + at) for at in (0, 1)]
+            batch.rows, batch.dataset = [f"{one.rank} {index}" for index in batch.indices], f"part {one.rank}"
+            batch.digest = "/".join(batch.rows)
+
+
+def whole_numbers(runs: Runs) -> None:
+    """Let each rank shuffle all samples, which are single whole numbers, for itself."""
+    for one in runs["whole"].ranks:
+        order = random.Random(one.rank).sample(range(24), 24)
+        for batch in one.batches:
+            at = batch.step % 12 * 2
+            batch.indices, batch.rows = [str(order[at]), str(order[at + 1])], []
+            batch.passes, batch.digest = batch.step // 12, f"{one.rank} {batch.step}"
+
+
+def dispatched(runs: Runs, broken: bool = False) -> None:
+    """Let rank 0 read the samples of both ranks and send rank 1 its own, as accelerate does."""
+    for batch in runs["whole"].ranks[1].batches:
+        batch.passes, batch.order, batch.indices, batch.dataset = None, None, [], ""
+    if broken:
+        for left, right in zip(*(one.batches for one in runs["whole"].ranks), strict=True):
+            right.rows = left.rows
+
+
+@pytest.mark.parametrize(
+    ("change", "state"),
+    [
+        (own_shuffles, State.FAIL), (own_parts, State.PASS), (whole_numbers, State.FAIL), (dispatched, State.PASS),
+        (lambda runs: dispatched(runs, broken=True), State.FAIL),
+    ],
+)  # fmt: skip
+def test_samples_are_told_apart_by_what_all_ranks_know(change: Callable[[Runs], None], state: State) -> None:
+    assert judge("data", changed(change)).state is state
+
+
+def test_another_world_finds_samples_that_rank_0_has_sent() -> None:
+    assert judge("rescale", changed(dispatched)).state is State.PASS
 
 
 def test_workers_of_two_ranks_may_not_share_a_state() -> None:

@@ -17,6 +17,7 @@ from tests.prove.changes import (
     early_kill,
     end,
     fetched,
+    kill_after_data,
     never_saves,
     no_message,
     no_steps,
@@ -257,8 +258,7 @@ UNKNOWN: dict[str, tuple[str, str, Callable[[Runs], Any]]] = {
     "runs that read other batches": ("resume", "not compared", lambda r: every(
         r["killed"], Batch, digest=lambda one: f"x{one.step}")),
     "a kill before the first save": ("resume", "before the first save", early_kill),
-    "a kill after data was saved": ("resume", "before the first save", lambda r: [
-        early_kill(r), saves_data(r["killed"])]),
+    "a kill after data was saved": ("resume", "before the first save", kill_after_data),
     "another world after a kill before the first save": ("rescale", "before the first save", early_kill),
     "a script that never saves": ("sigterm", "no save in 12 steps", never_saves),
     "a time-out of the run": ("trains", "did not end", lambda r: end(r, "whole", ended_by="timeout", reason="late")),

@@ -33,6 +33,7 @@ _ERROR = re.compile(
     r"|^terminate called .*|^what\(\): .*|^Segmentation fault.*",
     re.IGNORECASE,
 )
+Naming = Callable[[Batch], list[str]]
 _LAUNCHER = re.compile(r"ChildFailedError|elastic\.multiprocessing|CalledProcessError|SignalException")
 
 
@@ -264,6 +265,21 @@ def tail(path: Path) -> str:
             return file.read(TAIL_BYTES).decode(errors="replace")
     except OSError:
         return ""
+
+
+def naming(ranks: Iterable[Rank]) -> Naming:
+    """Return what tells the samples of these ranks apart: their content, their places in the data set, or both.
+
+    Values that change at random, and single whole numbers, which have no digest, leave the places. A place means the
+    same on two ranks only if both know the places and read one data set: each may have shuffled a copy of its own.
+    """
+    readers = [rank for rank in ranks if rank.batches]
+    if at_random(readers) or not any(batch.rows for rank in readers for batch in rank.batches):
+        return places
+    sets = [{batch.dataset for batch in rank.batches} for rank in readers]
+    told = {any(batch.indices for batch in rank.batches) for rank in readers}
+    one = len(told) == 1 and all(left & right for left, right in itertools.combinations(sets, 2))
+    return samples if one else lambda batch: batch.rows
 
 
 def samples(batch: Batch) -> list[str]:

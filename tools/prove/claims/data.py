@@ -2,15 +2,14 @@
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from tools.prove.claims import Finding, failed, passed, unknown, warned
-from tools.prove.observed import Proof, Rank, Run, at_random, places, samples
-from training.prove.records import Batch, Peers
+from tools.prove.observed import Naming, Proof, Rank, Run, naming, samples
+from training.prove.records import Peers
 
 MOST = 0.5  # share of the samples that two ranks have in common, from which it is not an accident
 Passes = dict[int | None, list[str]]
-Naming = Callable[[Batch], list[str]]
 WINDOW = 8  # samples
 FEWEST_ROWS = 4  # of a pass whose order is compared
 REPEATED = 0.1  # share of a rank's samples in one pass, from which on a sampler repeats samples on purpose
@@ -23,7 +22,7 @@ def judge(proof: Proof) -> list[Finding]:
     readers, replicas = run.readers, run.replicas
     if blind or len(readers) < len(replicas) or len(run.ranks) < max(rank.begin.world for rank in run.ranks):
         return [unknown(blind or "no batch of a rank was seen")]
-    found, evidence = _ranks(readers, places if at_random(readers) else samples)
+    found, evidence = _ranks(readers, naming(readers))
     if run.shares_memory:
         found = [one for one in found if one.name == "same-batches"]  # each process may pass over the data on its own
     found += [*_order(readers), *_dropout(run), *_workers(run), *_replicated(run)]
@@ -60,6 +59,8 @@ def _equal(ranks: list[Rank]) -> int:
 def _ranks(readers: list[Rank], named: Naming) -> tuple[list[Finding], list[str]]:
     evidence = []
     read = {rank.rank: _named(rank, named) for rank in readers}
+    if not set.intersection(*(set(passes) for passes in read.values())):  # passes are known on some ranks only
+        read = {rank: {None: list(itertools.chain(*passes.values()))} for rank, passes in read.items()}
     known = all(batch.indices for rank in readers for batch in rank.batches)  # content alone may come twice
     for number in {number for passes in read.values() for number in passes if number is None or known}:
         _cut(read.values(), number)

@@ -6,7 +6,7 @@ from tools.core import output
 from tools.prove.claims import Finding, failed, passed, unknown, warned
 from tools.prove.claims.repeatable import batches_repeat
 from tools.prove.claims.resume import never_starts, reached
-from tools.prove.observed import Proof, Run, at_random, places, samples
+from tools.prove.observed import Proof, Run, naming
 
 KNOWN = 0.5  # share of the samples that must occur in the uninterrupted run, or they cannot be recognised
 
@@ -54,8 +54,7 @@ def _done(killed: Run, other: Run) -> int | None:
 def _samples(whole: Run, killed: Run, other: Run, done: int, where: str) -> Finding:
     if not batches_repeat(whole, killed):
         return unknown("two runs from the start read different samples", where)
-    # Where values change at random, a sample is known by its place in the data set.
-    named = places if at_random([*whole.ranks, *killed.ranks, *other.ranks]) else samples
+    named = naming([*whole.ranks, *killed.ranks, *other.ranks])
     seen, left = Counter[str](), Counter[str]()
     for rank in whole.readers:
         for batch in rank.batches:
