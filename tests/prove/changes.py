@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -108,6 +109,17 @@ def stream(runs: Runs, turn: bool = True) -> None:
             whose = (number + turn * (event.step // 6)) % 2
             event.rows = [f"{whose} {event.step % 6} {one}" for one in (0, 1)]
             event.passes, event.indices = None, []
+
+
+def moved(runs: Runs, again: bool = False) -> None:
+    """Let the ranks read a data set in order, which shuffles itself before each pass, or before the first one only."""
+    for one in runs["whole"].ranks:
+        for batch in one.batches:
+            passes, place = divmod(batch.step, 6)
+            order = random.Random(0 if again else passes).sample(range(24), 24)
+            batch.indices = [str(place * 4 + one.rank * 2 + at) for at in (0, 1)]
+            batch.rows, batch.order = [f"row{order[int(index)]}" for index in batch.indices], "in order"
+            batch.digest = "/".join(batch.rows)
 
 
 def parted(runs: Runs, how: str = "tensor") -> None:

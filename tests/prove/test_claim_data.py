@@ -8,10 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from tests.prove import made
-from tests.prove.changes import Runs, averaged, parted, parted_twice
+from tests.prove.changes import Runs, averaged, moved, parted, parted_twice
 from tests.prove.made import changed, every, healthy
 from tools.core.verdict import State, Verdict
 from tools.prove.claims import judge
+from tools.prove.observed import at_random
 from training.prove.records import Batch, Worker
 
 
@@ -109,6 +110,12 @@ def dispatched(runs: Runs, broken: bool = False) -> None:
     if broken:
         for left, right in zip(*(one.batches for one in runs["whole"].ranks), strict=True):
             right.rows = left.rows
+
+
+def test_a_data_set_that_shuffles_itself_has_another_order() -> None:
+    assert judge("data", changed(moved)).state is State.PASS
+    assert judge("data", changed(lambda runs: moved(runs, again=True))).details["findings"] == ["order-fixed"]
+    assert not at_random(changed(moved).run("whole").ranks)
 
 
 @pytest.mark.parametrize(

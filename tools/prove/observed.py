@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -293,14 +294,16 @@ def samples(batch: Batch) -> list[str]:
 
 
 def at_random(ranks: Iterable[Rank]) -> bool:
-    """Return whether the values of samples change at random: one place of a data set gives several contents."""
-    for rank in ranks:
-        seen: dict[tuple[str, str], str] = {}
-        for batch in rank.batches:
-            for index, row in zip(batch.indices, batch.rows, strict=False):
-                if seen.setdefault((batch.dataset, index), row) != row:
-                    return True
-    return False
+    """Return whether the values of samples change at random: one place of a data set gives several contents.
+
+    They are at no other place, or the data set moves its samples.
+    """
+    held, where = defaultdict[Any, set[str]](set), defaultdict[str, set[Any]](set)
+    for batch in (one for rank in ranks for one in rank.batches):
+        for index, row in zip(batch.indices, batch.rows, strict=False):
+            held[batch.dataset, index].add(row)
+            where[row].add((batch.dataset, index))
+    return any(sum(len(where[row]) == 1 for row in rows) > 1 for rows in held.values())
 
 
 def places(batch: Batch) -> list[str]:

@@ -154,7 +154,8 @@ def _known(rows: list[str], seen: set[str]) -> bool:
 
 
 def _order(readers: list[Rank]) -> list[Finding]:
-    for rank in readers:
+    contents = [_named(rank, lambda batch: batch.rows) for rank in readers]
+    for rank, held in zip(readers, contents, strict=True):
         known = {batch.passes: batch.order for batch in rank.batches if batch.passes is not None and batch.order}
         rows = {number: row for number, row in _named(rank, samples).items() if number is not None}
         for first, second in itertools.pairwise(sorted(rows)):
@@ -164,10 +165,15 @@ def _order(readers: list[Rank]) -> list[Finding]:
                 length = min(len(rows[first]), len(rows[second]))
                 different = len(set(rows[first][:length])) >= FEWEST_ROWS
                 same = different and rows[first][:length] == rows[second][:length]
-            if same:
+            if same and not _moved(held[first], held[second], {row for one in contents for row in one.get(first, [])}):
                 text = f"rank {rank.rank}: passes {first} and {second} have the same order"
                 return [warned("order-fixed", "the order of the samples does not change with the pass", text)]
     return []
+
+
+def _moved(one: list[str], other: list[str], before: set[str]) -> bool:
+    """Return whether a data set has changed the order of its samples itself, so that their places tell nothing."""
+    return other != one[: len(other)] and _known(other, before)
 
 
 def _dropout(run: Run) -> list[Finding]:
