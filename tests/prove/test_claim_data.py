@@ -171,6 +171,19 @@ def _own_orders(rank: int, length: int) -> list[int]:
     return [at for one in range(9) for at in random.Random(9 * rank + one).sample(range(16), 16)][:length]
 
 
+def _filled(rank: int, first: int = 0) -> list[int]:
+    """Return the part of one rank of 12 steps, of which rank 1 has nothing of its own for the last one."""
+    own = [at for step in range(made.STEPS) for at in (4 * step + 2 * rank, 4 * step + 2 * rank + 1)]
+    return own if rank == 0 else [*own[:-2], first, first + 1]
+
+
+def test_a_sampler_that_fills_up_its_last_step() -> None:
+    """As that of accelerate, with the samples of the first step."""
+    assert _sampled(lambda rank, _: _filled(rank)).state is State.PASS
+    other = _sampled(lambda rank, _: _filled(rank, first=4))
+    assert (other.state, other.details["findings"]) == (State.WARN, ["shared-samples"])
+
+
 def test_a_sampler_without_an_end_and_one_that_repeats_samples() -> None:
     assert _sampled(_endless).state is State.PASS
     assert _sampled(_endless, again=True).state is State.PASS

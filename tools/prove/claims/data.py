@@ -64,6 +64,7 @@ def _ranks(readers: list[Rank], named: Naming) -> tuple[list[Finding], list[str]
     known = all(batch.indices for rank in readers for batch in rank.batches)  # content alone may come twice
     for number in {number for passes in read.values() for number in passes if number is None or known}:
         _cut(read.values(), number)
+    begun = _begun(readers, named)
     for left, right in itertools.combinations(readers, 2):
         pairs = list(zip(left.batches, right.batches, strict=False))
         same = [one for one, other in pairs if one.digest == other.digest]
@@ -71,7 +72,7 @@ def _ranks(readers: list[Rank], named: Naming) -> tuple[list[Finding], list[str]
         if len(same) == len(pairs):
             text = f"{who}: {len(same)} of {len(pairs)} batches are equal, first digest {same[0].digest}"
             return [failed("same-batches", "ranks read the same batches", text)], []
-        finding, text = _shared(read[left.rank], read[right.rank], who, len(readers), known)
+        finding, text = _shared(read[left.rank], read[right.rank], who, len(readers), known, begun)
         evidence.append(text)
         if finding:
             return [finding], []
@@ -90,6 +91,15 @@ def _named(rank: Rank, named: Naming) -> Passes:
     return found
 
 
+def _begun(readers: list[Rank], named: Naming) -> dict[int | None, set[str]]:
+    """Return the samples with which all ranks begin each pass: a sampler may fill up the last step with these."""
+    found: dict[int | None, set[str]] = defaultdict(set)
+    for rank in readers:
+        for number in {batch.passes for batch in rank.batches}:
+            found[number].update(named(next(batch for batch in rank.batches if batch.passes == number)))
+    return found
+
+
 def _cut(read: Iterable[Passes], number: int | None) -> None:
     """Leave what all ranks read before they begin again: a stream and an endless sampler tell no end of a pass."""
     held = [passes for passes in read if number in passes]
@@ -103,7 +113,9 @@ def _repeats(rows: list[str]) -> int:
     return len(rows) - len(set(rows))
 
 
-def _shared(mine: Passes, theirs: Passes, who: str, world: int, known: bool) -> tuple[Finding | None, str]:
+def _shared(
+    mine: Passes, theirs: Passes, who: str, world: int, known: bool, begun: dict[int | None, set[str]]
+) -> tuple[Finding | None, str]:
     """Count the samples that two ranks share within one pass. A sampler may pad by world - 1 samples."""
     text = f"{who}: no samples to compare"
     for number in sorted(mine.keys() & theirs.keys(), key=lambda one: -1 if one is None else one):
@@ -117,7 +129,8 @@ def _shared(mine: Passes, theirs: Passes, who: str, world: int, known: bool) -> 
         repeated = sum(count - 1 for count in (Counter(one) + Counter(other)).values() if count > 2)
         if fewer and common > MOST * fewer and common > world - 1:
             return failed("shared-samples", "ranks read mostly the same samples", text), text
-        if number is not None and common > world - 1 + repeated:
+        inner = len((set(one) & set(other)) - begun[number])
+        if number is not None and inner > world - 1 + repeated:
             return warned("shared-samples", "ranks share samples within one pass", text), text
     return None, text
 
