@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +11,9 @@ from .digest import Group, digests, grouped, rows
 ROWS = 4096
 _DEPTH = 4
 _IMAGE = 3  # dimensions: channels, height, width
-# Names under which models take their data. A mask or a position is data of another kind.
+# Names under which models take their data, and those of data of another kind: a mask may be the same on all ranks.
 _NAMES = ("input_ids", "pixel_values", "input_values", "input_features", "inputs_embeds", "x", "input", "inputs")
+_ASIDE = re.compile(r"mask|position_id|token_type|(?:length|label|target)s?$", re.IGNORECASE)
 
 
 def tensors(torch: Any, value: Any, depth: int = 0) -> Iterator[Any]:
@@ -20,37 +22,43 @@ def tensors(torch: Any, value: Any, depth: int = 0) -> Iterator[Any]:
         if value.dim() and value.numel() and value.grad_fn is None and not isinstance(value, torch.nn.Parameter):
             yield value
     elif depth < _DEPTH:
-        for one in _inner(value):
+        inner = value if isinstance(value, (list, tuple)) else _data_first(_held(torch, value))
+        for one in inner:
             yield from tensors(torch, one, depth + 1)
 
 
-def _inner(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return value
-    return [value[key] for key in value.keys()] if _is_mapping(value) else ()  # noqa: SIM118 - a mapping of any kind
+def _held(torch: Any, value: Any) -> dict[Any, Any]:
+    """Return what a mapping of any kind holds, or the tensors that are attributes of an object, such as a dataclass."""
+    if hasattr(value, "keys") and hasattr(value, "__getitem__"):
+        return {key: value[key] for key in value.keys()}  # noqa: SIM118
+    plain = not isinstance(value, (type, torch.Tensor, torch.nn.Module))
+    held = getattr(value, "__dict__", None) if plain else None
+    return {name: one for name, one in held.items() if isinstance(one, torch.Tensor)} if held else {}
 
 
-def _is_mapping(value: Any) -> bool:
-    return hasattr(value, "keys") and hasattr(value, "__getitem__")
+def _data_first(held: dict[Any, Any]) -> list[Any]:
+    return [held[name] for name in sorted(held, key=lambda name: bool(_ASIDE.search(str(name))))]
 
 
 def main(torch: Any, args: Any, keywords: dict[str, Any]) -> Any:
     """Return the tensor that holds the samples, a list with a tensor for each of them, or None."""
     named = dict(keywords)
     for one in args:
-        if _is_mapping(one):
-            named.update((key, one[key]) for key in one.keys())  # noqa: SIM118 - a mapping of any kind
+        named.update(_held(torch, one))
     for name in _NAMES:
         found = next(tensors(torch, named.get(name)), None)
         if found is not None:
             return found
-    for one in [*args, *keywords.values()]:
+    found = list(_candidates(torch, [*args, *_data_first(keywords)]))
+    return next((one for one in found if isinstance(one, list) or one.dtype != torch.bool), found[0] if found else None)
+
+
+def _candidates(torch: Any, values: list[Any]) -> Iterator[Any]:
+    for one in values:
         if _is_list_of_samples(torch, one):
-            return list(one)
-        found = next(tensors(torch, one), None)
-        if found is not None:
-            return found
-    return None
+            yield list(one)
+        else:
+            yield from tensors(torch, one)
 
 
 def _is_list_of_samples(torch: Any, value: Any) -> bool:

@@ -1,0 +1,55 @@
+"""Which tensor of a call holds the samples."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from training.prove.probe import samples
+
+TOKENS, ONES = torch.arange(12).reshape(3, 4), torch.ones(3, 4, dtype=torch.long)
+MASK = torch.ones(3, 4, dtype=torch.bool)
+
+
+@dataclass
+class Batch:
+    """A batch with names, as a script may define it."""
+
+    padding_mask: torch.Tensor
+    tokens: torch.Tensor
+
+
+class Nested:
+    """Images with a mask, as models for detection take them."""
+
+    def __init__(self, mask: torch.Tensor, tensors: torch.Tensor) -> None:
+        self.mask, self.tensors = mask, tensors
+
+
+CALLS: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "one tensor": ([TOKENS, MASK], {}),
+    "a known name": ([], {"labels": ONES, "input_ids": TOKENS}),
+    "a mask before an unknown name": ([], {"attention_mask": ONES, "tokens": TOKENS}),
+    "a mapping with a label first": ([OrderedDict(label=torch.ones(3), image=TOKENS)], {}),
+    "a mask as the first argument": ([MASK, TOKENS], {}),
+    "a nested mapping": ([[{"lengths": ONES, "data": {"position_ids": ONES, "tokens": TOKENS}}]], {}),
+    "a dataclass": ([Batch(ONES, TOKENS)], {}),
+    "an object with tensors": ([Nested(MASK, TOKENS)], {}),
+    "a module and a tensor": ([torch.nn.Linear(2, 2), TOKENS], {}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_samples_are_found_beside_masks_and_labels(name: str) -> None:
+    """A mask may be equal on all ranks, which read other samples."""
+    found = samples.main(torch, *CALLS[name])
+    assert found is TOKENS
+
+
+def test_what_is_left_is_taken() -> None:
+    assert samples.main(torch, [MASK], {}) is MASK
+    assert samples.main(torch, ["text", 7, None], {}) is None
