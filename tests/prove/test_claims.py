@@ -20,6 +20,7 @@ from tests.prove.changes import (
     kill_after_data,
     moved,
     never_saves,
+    never_writes,
     no_message,
     no_steps,
     not_taken,
@@ -261,7 +262,7 @@ UNKNOWN: dict[str, tuple[str, str, Callable[[Runs], Any]]] = {
     "a kill before the first save": ("resume", "before the first save", early_kill),
     "a kill after data was saved": ("resume", "before the first save", kill_after_data),
     "another world after a kill before the first save": ("rescale", "before the first save", early_kill),
-    "a script that never saves": ("sigterm", "no save in 12 steps", never_saves),
+    "a script that never saves": ("sigterm", "no save in 12 steps", never_writes),
     "a time-out of the run": ("trains", "did not end", lambda r: end(r, "whole", ended_by="timeout", reason="late")),
 }  # fmt: skip
 
@@ -377,6 +378,8 @@ def test_checkpoints_of_a_process_that_is_not_a_rank_are_unknown() -> None:
     assert (verdict.state, verdict.details["findings"]) == (State.CANNOT_TELL, [])
     assert "files like checkpoints are written" in verdict.summary
     assert any("step-" in line for line in verdict.evidence)
+    verdict = judge("sigterm", changed(never_saves))
+    assert (verdict.state, "files like checkpoints are written" in verdict.summary) == (State.CANNOT_TELL, True)
 
 
 @pytest.mark.parametrize(

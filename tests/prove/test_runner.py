@@ -368,6 +368,15 @@ def test_data_that_is_saved_before_the_first_step_is_no_checkpoint(tmp_path: Pat
         choice(recorded(tmp_path / "other", (0,)), "killed", Fault("kill"))
 
 
+def test_a_kill_comes_late_where_no_rank_saves_the_checkpoints(tmp_path: Path) -> None:
+    """A process that a rank starts does it. Its saves are not seen, and none of them can be torn."""
+    files = [records.FoundFile("/kept/step-5.pt", 1000, True)]
+    records.write_outcome(recorded(tmp_path, ()), Outcome("whole", "itself", exit_code=0, files=files))
+    assert choice(tmp_path, "killed", Fault("kill")).step == 10
+    with pytest.raises(faults.NoFault, match="no save can be interrupted"):
+        choice(tmp_path, "torn-first", Fault("torn-save"))
+
+
 def test_one_save_at_the_end_is_too_late_for_a_kill(tmp_path: Path) -> None:
     with pytest.raises(faults.NoFault, match="the first save comes after step 12, which is the last one"):
         choice(recorded(tmp_path, (12,)), "killed", Fault("kill"))

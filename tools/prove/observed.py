@@ -101,6 +101,18 @@ class Run:
     beside: int = 0  # processes that train without ranks and without shared memory; `ranks` has one of them
 
     @property
+    def no_save(self) -> str:
+        """Return why no checkpoint of this start is known, or an empty text."""
+        if self.checkpoints:
+            return ""
+        return records.UNSEEN if self.unseen_saves else f"no save in {self.last_step} steps"
+
+    @property
+    def unseen_saves(self) -> list[str]:
+        """The files like checkpoints that no rank saved."""
+        return records.unseen_saves(self.outcome, (save for _, save in self.saves)) if self.outcome else []
+
+    @property
     def trained(self) -> bool:
         return any(rank.steps for rank in self.ranks)
 

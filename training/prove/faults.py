@@ -19,10 +19,13 @@ class Seen:
     def __init__(self, directory: Path) -> None:
         self.steps: dict[int, int] = {}
         self.saves: dict[int, list[records.Save]] = {}
+        self._all: list[records.Save] = []
+        self._directory = directory
         for (rank, _), events in records.ranks(directory).items():
             steps = [event.step for event in events if isinstance(event, records.Step)]
             if max(steps, default=0) >= self.steps.get(rank, 0):
                 self.steps[rank] = max(steps, default=0)
+                self._all += [event for event in events if isinstance(event, records.Save)]
                 # What is saved before the first step may be prepared data: no restart continues from it.
                 self.saves[rank] = [event for event in events if isinstance(event, records.Save) and event.step]
 
@@ -30,6 +33,13 @@ class Seen:
     def last(self) -> int:
         """The number of steps that each rank took."""
         return min(self.steps.values(), default=0)
+
+    def others_save(self) -> bool:
+        """Return whether files like checkpoints were written, and no rank saved them."""
+        try:
+            return bool(records.unseen_saves(records.read_outcome(self._directory), self._all))
+        except (OSError, ValueError, TypeError):
+            return False
 
     def save_steps(self) -> list[int]:
         """Return the steps after which something was saved, in order."""
@@ -45,6 +55,8 @@ def chosen(start: Start, whole: Path, limit: int) -> Fault:
     if fault.kind in ("exception", "hang"):
         return _in_one_rank(fault, seen)
     if fault.kind in ("kill", "torn-save") and not seen.save_steps():
+        if seen.others_save():
+            return _unseen(fault, seen)
         raise NoFault(f"no save in {limit if seen.last >= limit else seen.last} steps")
     if fault.kind == "torn-save":
         return _torn(start, fault, seen)
@@ -65,6 +77,14 @@ def _in_one_rank(fault: Fault, seen: Seen) -> Fault:
     else:
         fault.rank = fault.rank or 1
     fault.step = min(seen.last, fault.step or max(2, seen.last // 2))
+    return fault
+
+
+def _unseen(fault: Fault, seen: Seen) -> Fault:
+    """Choose a late step where a process that is no rank saves: nobody knows when it does."""
+    if fault.kind == "torn-save":
+        raise NoFault(f"{records.UNSEEN}: no save can be interrupted")
+    fault.step = fault.step or max(1, seen.last - 2)
     return fault
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ _NAMED = re.compile(r"checkpoint|ckpt|snapshot", re.I)
 OTHER = re.compile(  # files of a run that are not checkpoints
     r"\.(json|jsonl|txt|log|csv|tsv|ya?ml|md|py[co]?|html|lock|toml|cfg|so|o|cpp|h|png|jpe?g)$|tfevents", re.I
 )
+UNSEEN = "no rank saves after a step, but files like checkpoints are written"
 SIGNALLED = "signalled"  # the runner makes this file when it has sent SIGTERM
 
 
@@ -94,7 +95,7 @@ class Worker:
 
 @dataclass
 class Fetched:
-    """The first batch that one worker of a DataLoader reads of a stream in a pass, with a digest of each sample."""
+    """A batch that one worker of a DataLoader reads of a stream in a pass, with a digest of each sample."""
 
     rank: int
     loader: int
@@ -243,6 +244,13 @@ class Outcome:
     network: bool = False
     fault_step: int | None = None  # the step or save that the runner chose
     fault_save: int | None = None
+
+
+def unseen_saves(outcome: Outcome, saves: Iterable[Save]) -> list[str]:
+    """Return the files like checkpoints that survive and that no rank saved: a process that a rank starts may do so."""
+    saved = {save.path for save in saves}
+    kept = (one for one in outcome.files if one.kept and one.path not in saved)
+    return sorted(one.path for one in kept if is_checkpoint(one.path, one.bytes, step=1))
 
 
 class Writer:

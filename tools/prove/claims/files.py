@@ -6,7 +6,7 @@ from collections import defaultdict
 from tools.core import output
 from tools.prove.claims import Finding, failed, harmless, passed, unknown, warned
 from tools.prove.observed import Proof, Run
-from training.prove.records import is_checkpoint
+from training.prove.records import UNSEEN
 
 SHOWN = 4
 
@@ -25,15 +25,11 @@ def judge(proof: Proof) -> list[Finding]:
 
 
 def _without_save(run: Run) -> Finding:
-    assert run.outcome is not None
     blind = run.uncovered("saves")
     if blind:
         return unknown(blind)
-    saved = {save.path for _, save in run.saves}  # before the first step
-    kept = (one for one in run.outcome.files if one.kept and one.path not in saved)
-    alike = sorted(one.path for one in kept if is_checkpoint(one.path, one.bytes, step=1))
-    if alike:
-        return unknown("no rank saves after a step, but files like checkpoints are written", *_some(alike))
+    if run.unseen_saves:
+        return unknown(UNSEEN, *_some(run.unseen_saves))
     text = "no checkpoint is written: a kill loses everything"
     return warned("no-checkpoint", text, f"{run.last_step} steps, no save")
 

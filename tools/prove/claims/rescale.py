@@ -30,7 +30,7 @@ def judge(proof: Proof) -> list[Finding]:
         return [unknown(f"{again}: the script does not take the launcher's number")]
     done = _done(killed, other)
     if done == 0 and not killed.checkpoints:
-        return [unknown(f"killed after step {killed.last_step}, before the first save")]
+        return [unknown(f"killed after step {killed.last_step}, before the first save that was seen")]
     if done == 0:
         return [failed("starts-anew", "another number of ranks starts anew without a word", before)]
     if done is None:

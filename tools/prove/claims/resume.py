@@ -45,7 +45,7 @@ def judge(proof: Proof) -> list[Finding]:
         return [failed("parameters-differ", "ranks continue at different steps", text)]
     done = places[0]
     if done == 0 and not killed.checkpoints:
-        return [unknown(f"killed after step {end}, before the first save")]
+        return [unknown(f"killed after step {end}, before the first save that was seen")]
     if done == 0:
         text = f"killed after step {end}, saved after steps {_saves(killed)}; the first step has the first parameters"
         where = [f"{path} does not lie in what survives a restart" for path in lost_checkpoints(killed)[:1]]

@@ -18,8 +18,8 @@ def judge(proof: Proof) -> list[Finding]:
     saved = max((save.step for save in _after(run)), default=None)
     seconds = outcome.fault_seconds or 0.0
     when = f"SIGTERM after step {step}; ended {seconds:.1f} s later with exit code {outcome.exit_code}"
-    if not run.checkpoints and not proof.run("whole").checkpoints:
-        return [unknown(f"no save in {proof.run('whole').last_step} steps", when)]
+    if not run.checkpoints and proof.run("whole").no_save:
+        return [unknown(proof.run("whole").no_save, when)]
     late = outcome.ended_by == "timeout"
     at_end = (
         any(end.reason == "steps" for end in run.ends()) or run.last_step >= proof.run("whole").last_step > step + 1
