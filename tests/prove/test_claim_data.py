@@ -13,7 +13,7 @@ from tests.prove.made import changed, every, healthy
 from tools.core.verdict import State, Verdict
 from tools.prove.claims import judge
 from tools.prove.observed import at_random
-from training.prove.records import Batch, Worker
+from training.prove.records import Batch, Fetched, Worker
 
 
 def test_ranks_that_train_apart_are_averaged_or_named() -> None:
@@ -137,6 +137,27 @@ def test_workers_of_two_ranks_may_not_share_a_state() -> None:
     proof = healthy()
     proof.runs["whole"].workers += [Worker(0, 0, 0, "numpy", "state 0 0", True)]
     assert judge("data", proof).details["findings"] == ["equal-augmentation"]
+
+
+@pytest.mark.parametrize(
+    ("drawn", "state"),
+    [
+        (lambda worker: random.Random(worker).sample(range(40), 24), State.FAIL),
+        (lambda worker: [at % 40 for at in random.Random(worker).sample(range(40), 40) * 2], State.FAIL),
+        (lambda worker: random.Random(worker).sample(range(20 * worker, 20 * worker + 20), 20), State.PASS),
+        (lambda worker: random.Random(worker).choices(range(40), k=60), State.PASS),
+    ],
+    ids=["each in its own order", "over and over", "divided", "drawn with replacement"],
+)
+def test_workers_that_read_one_stream_in_other_orders(drawn: Callable[[int], list[int]], state: State) -> None:
+    proof = healthy()
+    for worker in (0, 1):
+        rows = [f"row{at}" for at in drawn(worker)]
+        batches = [rows[at : at + 4] for at in range(0, len(rows), 4)]
+        proof.runs["whole"].fetched += [Fetched(0, 0, 0, worker, batch) for batch in batches]
+    verdict = judge("data", proof)
+    assert verdict.state is state
+    assert verdict.details["findings"] == (["same-workers"] if state is State.FAIL else [])
 
 
 def _sampled(sampler: Callable[[int, int], list[int]], again: bool = False) -> Verdict:

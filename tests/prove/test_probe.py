@@ -11,7 +11,20 @@ import pytest
 
 from tests.prove.parts import ROOT, launch
 from training.prove.probe.loaders import Loaders, Pass
-from training.prove.records import Batch, Begin, End, Injected, Loss, Peers, Save, Step, Uncovered, World
+from training.prove.records import (
+    Batch,
+    Begin,
+    End,
+    Fetched,
+    Injected,
+    Loss,
+    Peers,
+    Save,
+    Step,
+    Uncovered,
+    World,
+    workers,
+)
 
 DDP = ROOT / "tests/prove/scripts/ddp.py"
 
@@ -291,6 +304,35 @@ def test_a_batch_that_the_script_changes_is_known_by_its_place(how: str, skipped
     due = [line.split()[1:] for line in done.output.splitlines() if line.startswith("rows")]
     assert len(due) == 12 - skipped
     assert [batch.indices for batch in done.of(0, Batch)] == due
+
+
+STREAM = """
+    import random, torch
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Shuffled(IterableDataset):
+        def __iter__(self):
+            rows = list(range(24))
+            random.shuffle(rows)
+            return (torch.full((3,), float(row)) for row in rows)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    for batch in DataLoader(Shuffled(), batch_size=4, num_workers=2):
+        model(batch).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_each_batch_that_a_worker_reads_of_a_stream_is_recorded(tmp_path: Path) -> None:
+    """Each worker of this one reads all samples, in an order of its own: only the later batches show it."""
+    done = launch(tmp_path, STREAM, ranks=0, steps=20)
+    read: dict[int, list[str]] = {0: [], 1: []}
+    for one in workers(tmp_path / "records/0", Fetched):
+        read[one.worker] += one.rows
+    assert read[0] != read[1], done.output
+    assert len(read[0]) == 24
+    assert sorted(read[0]) == sorted(read[1])
 
 
 LISTS = """

@@ -203,23 +203,45 @@ def _dropout(run: Run) -> list[Finding]:
 
 
 def _replicated(run: Run) -> list[Finding]:
-    """Compare the first batches that the workers of one loader read of a stream in one pass.
+    """Compare what the workers of one loader read of a stream in one pass.
 
     It is only a warning where no step trained on these samples: the loader may be for evaluation.
     """
     trained = {row for rank in run.readers for batch in rank.batches for row in batch.rows}
-    seen: dict[tuple[int, int, int], dict[tuple[str, ...], int]] = defaultdict(dict)
+    seen: dict[tuple[int, int, int], dict[int, list[list[str]]]] = defaultdict(lambda: defaultdict(list))
     for one in run.fetched:
-        rows, of_pass = tuple(one.rows), seen[one.rank, one.loader, one.passes]
-        other = of_pass.setdefault(rows, one.worker)
-        if other != one.worker and len(set(rows)) >= FEWEST_ROWS:
-            text = (
-                f"rank {one.rank}: workers {other} and {one.worker} begin with the same {len(rows)} samples, "
-                f"first digest {rows[0]}"
-            )
-            finding = failed if rows[0] in trained else warned
-            return [finding("same-workers", "the workers of a loader read the same samples of a stream", text)]
+        seen[one.rank, one.loader, one.passes][one.worker].append(one.rows)
+    for (rank, _, _), workers in seen.items():
+        for (left, mine), (right, theirs) in itertools.combinations(sorted(workers.items()), 2):
+            common = _replicas(mine, theirs)
+            if common:
+                text = f"rank {rank}: workers {left} and {right} read the same {len(common)} samples in one pass"
+                finding = failed if trained & common else warned
+                return [finding("same-workers", "the workers of a loader read the same samples of a stream", text)]
     return []
+
+
+def _replicas(mine: list[list[str]], theirs: list[list[str]]) -> set[str]:
+    """Return the samples that two workers share, if these are no accident: the first batch, or many of one pass.
+
+    Each worker is read until it repeats itself: a stream may have equal samples, or draw them with replacement.
+    """
+    one, other = (
+        set(rows[: _until_repeat(rows)]) for rows in (list(itertools.chain(*read)) for read in (mine, theirs))
+    )
+    common = one & other
+    many = len(common) >= WINDOW and len(common) > REPEATED * min(len(one), len(other))
+    first = mine[0] == theirs[0] and len(set(mine[0])) >= FEWEST_ROWS
+    return common if many or first else set()
+
+
+def _until_repeat(rows: list[str]) -> int:
+    seen: set[str] = set()
+    for place, row in enumerate(rows):
+        if row in seen:
+            return place
+        seen.add(row)
+    return len(rows)
 
 
 def _workers(run: Run) -> list[Finding]:

@@ -183,15 +183,14 @@ class Loaders:
         fetch, before, left = fetcher.fetch, _states(self.torch, dataset), [_FETCHES]
         look = self.probe.safe("random")(self._look)
         note = self.probe.safe("batches")(self._fetched)
-        streams = [isinstance(dataset, self.torch.utils.data.IterableDataset)]
+        rows = [samples.ROWS * isinstance(dataset, self.torch.utils.data.IterableDataset)]  # still to be noted
 
         @functools.wraps(fetch)
         def followed(index: Any) -> Any:
             try:
                 found = fetch(index)
-                if streams[0]:
-                    streams[0] = False
-                    note(found, (loader, number, worker))
+                if rows[0] > 0:
+                    rows[0] -= note(found, (loader, number, worker)) or 1
                 return found
             finally:
                 if left[0] > 0:
@@ -200,11 +199,12 @@ class Loaders:
 
         fetcher.fetch = followed
 
-    def _fetched(self, batch: Any, place: tuple[int, int, int]) -> None:
-        """Record the first batch of a stream: another worker should have another one."""
+    def _fetched(self, batch: Any, place: tuple[int, int, int]) -> int:
+        """Record a batch of a stream, which no other worker should have. Return the number of its samples."""
         data = samples.main(self.torch, batch if isinstance(batch, (list, tuple)) else [batch], {})
         rows = [] if data is None else samples.row_digests(self.torch, data)
-        self.probe.write_worker(records.Fetched(self.probe.rank, *place, rows[:_ORDER]))
+        self.probe.write_worker(records.Fetched(self.probe.rank, *place, rows))
+        return len(rows)
 
     def _look(self, dataset: Any, before: dict[str, str], left: list[int], place: tuple[int, int, int]) -> None:
         after = _states(self.torch, dataset)
