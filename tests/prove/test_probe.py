@@ -335,6 +335,28 @@ def test_each_batch_that_a_worker_reads_of_a_stream_is_recorded(tmp_path: Path) 
     assert sorted(read[0]) == sorted(read[1])
 
 
+NEW = """
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    for epoch in range(3):
+        train = TensorDataset(torch.randperm(8, generator=torch.Generator().manual_seed(epoch)).repeat(2, 1).T.float())
+        other = TensorDataset(torch.ones(4, 2))
+        for loader in (DataLoader(train, batch_size=4), DataLoader(other, batch_size=4)):
+            for (batch,) in loader:
+                model(batch).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+"""
+
+
+def test_a_new_data_set_for_each_pass_continues_the_passes(tmp_path: Path) -> None:
+    done = launch(tmp_path, NEW, ranks=0, steps=20)
+    assert [batch.passes for batch in done.of(0, Batch)] == [0, 0, 0, 1, 1, 1, 2, 2, 2], done.output
+    assert len({batch.dataset for batch in done.of(0, Batch)}) == 4
+
+
 LISTS = """
     import torch
     from torch.utils.data import DataLoader

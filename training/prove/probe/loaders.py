@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Callable
 
 from .. import records
 from . import random_state, samples
@@ -54,6 +54,18 @@ class Pass:
 
 
 @dataclass
+class DataSet:
+    """A data set that loaders read. A script may make a new one for each pass, in place of the last one."""
+
+    number: int  # in the order in which they became known
+    kind: type
+    same: Callable[[Any], bool]
+    gone: Callable[[], bool]
+    held: str  # digest of what it holds
+    passes: int = 0  # begun
+
+
+@dataclass
 class Place:
     """Where in its DataLoader a batch comes from. All is None where that is unknown."""
 
@@ -67,8 +79,7 @@ class Loaders:
 
     def __init__(self, probe: Probe) -> None:
         self.probe, self.torch = probe, probe.torch
-        self.passes: dict[int, int] = {}  # data set -> passes begun
-        self.held: dict[int, str] = {}  # data set -> digest of what it holds
+        self.sets: list[DataSet] = []
         self.of: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
         self.recent: deque[tuple[str, Place]] = deque(maxlen=_AHEAD)
         self._begin = probe.safe("batches")(self._begin_pass)
@@ -115,13 +126,24 @@ class Loaders:
 
     def _begin_pass(self, iterator: Any, loader: Any) -> None:
         data = loader.dataset
-        number = self.passes.get(id(data), 0)
-        self.passes[id(data)] = number + 1
+        known = self._known(data)
         stream = isinstance(data, self.torch.utils.data.IterableDataset)
-        if id(data) not in self.held:
-            self.held[id(data)] = _name(self.torch, data)
-        self.of[iterator] = Pass(None if stream else number, self.held[id(data)])
-        os.environ[_PASS] = f"{list(self.passes).index(id(data))}:{number}"
+        self.of[iterator] = Pass(None if stream else known.passes, known.held)
+        os.environ[_PASS] = f"{known.number}:{known.passes}"
+        known.passes += 1
+
+    def _known(self, data: Any) -> DataSet:
+        found = next((one for one in self.sets if one.same(data)), None)
+        if found is not None:
+            return found
+        held, same, gone = _name(self.torch, data), *_identity(data)
+        old = [one for one in self.sets if one.kind is type(data) and one.gone()]
+        before = next((one for one in old if one.held == held), old[0] if old else None)
+        if before is None:
+            self.sets.append(DataSet(len(self.sets), type(data), same, gone, held))
+            return self.sets[-1]
+        before.same, before.gone, before.held = same, gone, held
+        return before
 
     def _yielded(self, iterator: Any, batch: Any) -> None:
         of = self.of.get(iterator)
@@ -212,6 +234,16 @@ class Loaders:
             used = after.get(source) != before[source]
             if used or left[0] == 0:
                 self.probe.write_worker(records.Worker(*place, source, before.pop(source), used))
+
+
+def _identity(data: Any) -> tuple[Callable[[Any], bool], Callable[[], bool]]:
+    """Return what tells whether another data set is this one, and whether this one is gone. It is not kept alive."""
+    place = id(data)
+    try:
+        held = weakref.ref(data)
+    except TypeError:  # a list
+        return lambda other: id(other) == place, lambda: False
+    return lambda other: held() is other, lambda: held() is None
 
 
 def _states(torch: Any, dataset: Any) -> dict[str, str]:
