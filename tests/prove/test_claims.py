@@ -397,6 +397,18 @@ def test_an_earlier_save_that_ends_after_sigterm_loses_steps() -> None:
     assert "2 steps lost: the last save is that of step 5" in verdict.evidence
 
 
+@pytest.mark.parametrize(("reason", "said"), [("steps", "--steps looks further"), ("finished", "12 steps, no save")])
+def test_a_script_may_save_after_the_steps_of_a_proof(reason: str, said: str) -> None:
+    def cut(runs: Runs) -> None:
+        never_writes(runs)
+        every(runs["whole"], End, reason=reason)
+
+    verdict = judge("files", changed(cut))
+    assert verdict.details["findings"] == ["no-checkpoint"]
+    assert verdict.evidence[0].endswith(said)
+    assert ("in 12 steps" in verdict.summary) == (reason == "steps")
+
+
 def test_workers_of_a_stream_that_no_step_trains_on_are_a_warning() -> None:
     """Its loader may be for evaluation."""
     verdict = judge("data", changed(lambda runs: fetched(runs, "abcde", "abcde", trained=False)))

@@ -30,8 +30,11 @@ def _without_save(run: Run) -> Finding:
         return unknown(blind)
     if run.unseen_saves:
         return unknown(UNSEEN, *_some(run.unseen_saves))
-    text = "no checkpoint is written: a kill loses everything"
-    return warned("no-checkpoint", text, f"{run.last_step} steps, no save")
+    said = f"{run.last_step} steps, no save"
+    if any(end.reason == "steps" for end in run.ends()):
+        text = f"no checkpoint is written in {run.last_step} steps: a kill in them loses everything"
+        return warned("no-checkpoint", text, f"{said}; the proof ended the run there: --steps looks further")
+    return warned("no-checkpoint", "no checkpoint is written: a kill loses everything", said)
 
 
 def _secrets(run: Run) -> list[Finding]:
