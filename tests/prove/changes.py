@@ -138,6 +138,11 @@ def parted(runs: Runs, how: str = "tensor") -> None:
     every(runs["whole"], Dropout, state=lambda one: f"d{one.step}")
 
 
+def parted_and_apart(runs: Runs) -> None:
+    parted(runs)
+    every(runs["whole"], Batch, (1,), digest=lambda one: f"other {one.step}" if one.step % 2 else one.digest)
+
+
 def parted_twice(runs: Runs) -> None:
     """Let four ranks hold two models, and read one batch."""
     whole = runs["whole"] = run("whole", world=4)

@@ -26,6 +26,7 @@ from tests.prove.changes import (
     not_taken,
     outside,
     parted,
+    parted_and_apart,
     raised,
     refused,
     same_states,
@@ -90,6 +91,7 @@ FINDINGS: dict[str, tuple[State, Callable[[Runs], Any]]] = {
     "data/equal-dropout": (State.WARN, lambda r: every(r["whole"], Dropout, state=lambda one: f"d{one.step}")),
     "data/equal-augmentation": (State.WARN, same_states),
     "data/same-workers": (State.FAIL, lambda r: fetched(r, "abcde", "fghij", "abcde")),
+    "data/parts-apart": (State.WARN, parted_and_apart),
     "repeatable/no-seed": (State.WARN, lambda r: every(r["whole"], End, seeded=True)),
     "repeatable/runs-differ": (State.WARN, lambda r: every(
         r["again"], Step, parameters_after=lambda one: f"x{one.step}")),

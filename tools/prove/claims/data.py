@@ -25,17 +25,28 @@ def judge(proof: Proof) -> list[Finding]:
     found, evidence = _ranks(readers, naming(readers))
     if run.shares_memory:
         found = [one for one in found if one.name == "same-batches"]  # each process may pass over the data on its own
-    found += [*_order(readers), *_dropout(run), *_workers(run), *_replicated(run)]
+    found += [*_order(readers), *_dropout(run), *_workers(run), *_replicated(run), *_parts_apart(run)]
     if found:
         return found
     if len(run.ranks) == 1:
         return [passed("one rank reads all samples", *evidence)]
     parted = [_parted(ranks) for ranks in replicas if len(ranks) > 1]
     if len(readers) == 1:
-        read = "one batch" if all(_equal(ranks) == _common(ranks) for ranks in replicas) else "different batches"
-        return [passed(f"the ranks hold parts of one model and read {read}", *parted, *evidence)]
+        return [passed("the ranks hold parts of one model and read one batch", *parted, *evidence)]
     who = f"{len(readers)} replicas of several ranks each" if parted else f"{len(readers)} ranks"
     return [passed(f"{who} read different batches", *parted[:4], *evidence)]
+
+
+def _parts_apart(run: Run) -> list[Finding]:
+    """Compare what ranks read that hold parts of the same layers: each part must be of the result for one batch."""
+    for event in (event for rank in run.ranks for event in rank.of(Peers) if event.how == "tensor"):
+        ranks = [rank for rank in run.ranks if rank.rank in event.ranks and rank.batches]
+        equal, common = _equal(ranks), _common(ranks)
+        if len(ranks) > 1 and equal < common:
+            who = ", ".join(str(rank.rank) for rank in ranks)
+            text = f"ranks {who} hold parts of one layer: {equal} of {common} batches are equal on them"
+            return [warned("parts-apart", "ranks that hold parts of one layer read different batches", text)]
+    return []
 
 
 def _parted(ranks: list[Rank]) -> str:
