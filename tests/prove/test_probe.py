@@ -213,6 +213,34 @@ def test_ranks_that_hold_parts_of_one_model_are_known(how: str, read: dict[int, 
     assert not [event for event in done.all(Uncovered) if event.what in ("batches", "gradients")]
 
 
+METHOD = """
+    import torch, torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)
+        def loss(self, data):
+            return self.down(self.up(data)).pow(2).mean()
+    model = fully_shard(Model(), mesh=init_device_mesh("cpu", (2,)))
+    register_fsdp_forward_method(model, "loss")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model.loss(torch.full((4, 4), dist.get_rank() + 1.0)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+"""
+
+
+def test_ranks_of_a_sharded_model_that_is_never_called_hold_no_parts_of_layers(tmp_path: Path) -> None:
+    done = launch(tmp_path, METHOD, steps=9)
+    assert [len(done.of(rank, Step)) for rank in (0, 1)] == [2, 2], done.output
+    assert all(step.sharded for step in done.all(Step))
+    assert done.all(Peers) == []
+
+
 UNEVEN = """
     import torch, torch.distributed as dist
     from torch.distributed.algorithms.join import Join

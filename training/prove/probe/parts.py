@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
 from .. import records
 from .imports import on_import
 from .state import Probe
 
+_FSDP = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")  # the second one up to torch 2.5
 MATRIX = 2  # dimensions: a tensor with more is sharded by experts too, and their ranks read batches of their own
 
 
@@ -65,14 +66,14 @@ class Parts:
         firsts = [one.submod for one in self.stages if one.stage_index == 0]
         return not self.stages or (not self.trying and any(one is module for one in firsts))
 
-    def _look(self, optimizer: Any, parameters: list[Any], modules: Iterable[Any]) -> None:
+    def _look(self, optimizer: Any, parameters: list[Any]) -> None:
         """Find the ranks that share the layers of an optimizer's parameters. Looks at each optimizer once."""
         if optimizer in self._seen:
             return
         self._seen.add(optimizer)
-        sharded = any(_is_fully_sharded(part) for one in modules for part in one.modules())
+        sharded = int(_is_fully_sharded())
         for parameter in parameters:
-            ranks = _tensor_parallel(parameter, int(sharded))
+            ranks = _tensor_parallel(parameter, sharded)
             if len(ranks) > 1:
                 self._write("tensor", ranks)
                 return
@@ -83,9 +84,13 @@ class Parts:
             self.probe.later(records.Peers(how, sorted(map(int, ranks))))
 
 
-def _is_fully_sharded(module: Any) -> bool:
-    """Return whether `fully_shard` was applied to a module."""
-    return any(one.__name__ == "FSDPModule" for one in type(module).__mro__)
+def _is_fully_sharded() -> bool:
+    """Return whether `fully_shard` was applied, which gives a module a class of its own: FSDP, then its name.
+
+    It need not be a module that was called: a method of it may be registered as its forward pass.
+    """
+    kinds = (getattr(sys.modules.get(name), "FSDPModule", None) for name in _FSDP)
+    return any(one.__name__.startswith("FSDP") for kind in kinds if kind is not None for one in kind.__subclasses__())
 
 
 def _tensor_parallel(parameter: Any, skipped: int) -> list[int]:

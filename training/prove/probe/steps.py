@@ -222,7 +222,7 @@ class Steps:
         found, (gradient, kept) = self._parameters_of(optimizer).before(
             parameters, [Group(gradients, EVERY), Group(held, EVERY)]
         )
-        self.forwards.parts.look(optimizer, parameters, self.forwards.modules)
+        self.forwards.parts.look(optimizer, parameters)
         labels = _labels(parameters, names)
         self.before = _Before(
             parameters=hashed(*found),
