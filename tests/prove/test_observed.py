@@ -31,6 +31,7 @@ def test_the_complaint_of_a_log(log: str, said: str) -> None:
          " named 'torch')", "torch"),
         ("ModuleNotFoundError: No module named 'torch._six'", ""),
         ("ModuleNotFoundError: No module named 'torch_geometric'", ""),
+        ("RuntimeError: FSDP needs a non-CPU accelerator device, but no accelerator device is detected.", "cuda"),
         ("EOFError: EOF when reading a line", "stdin"),
         ("EOFError: Ran out of input", ""),  # an empty file of pickle
     ],
