@@ -51,6 +51,19 @@ def test_a_damaged_outcome_leaves_the_start_without_one(change: dict[str, Any], 
     assert observed.read("whole", tmp_path).outcome is None
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "step", "is_one"),
+    [
+        ("model.pt", 10, 1, True), ("weights", 1 << 20, 1, True), ("weights", 1 << 20, 0, False),
+        ("last.ckpt.gz", 10, 0, True), ("samples.wav", 1 << 20, 1, False), ("predictions.parquet", 1 << 20, 1, False),
+        ("attention.SVG", 1 << 20, 1, False), ("rank0.pt.trace.json.gz", 1 << 20, 1, False),
+    ],
+)  # fmt: skip
+def test_what_a_run_writes_beside_checkpoints_is_none(name: str, size: int, step: int, is_one: bool) -> None:
+    """Sounds, pictures, tables and traces are large and written at some steps."""
+    assert records.is_checkpoint(f"/out/{name}", size, step) is is_one
+
+
 def _process(directory: Path, pid: int, steps: int, *, shared: bool, changed_at: int = 0) -> None:
     """Write a process without a launcher, that takes steps. Another one changes the parameters before one step."""
     writer = records.Writer(directory / f"rank-0-{pid}.jsonl")

@@ -23,7 +23,9 @@ LARGE_BYTES = 64 << 10  # of a file that a step may save
 _CHECKPOINT = re.compile(r"\.(pt|pth|ckpt|bin|safetensors|pkl|pickle|npz|npy|distcp|tar|model|state|msgpack)$", re.I)
 _NAMED = re.compile(r"checkpoint|ckpt|snapshot", re.I)
 OTHER = re.compile(  # files of a run that are not checkpoints
-    r"\.(json|jsonl|txt|log|csv|tsv|ya?ml|md|py[co]?|html|lock|toml|cfg|so|o|cpp|h|png|jpe?g)$|tfevents", re.I
+    r"\.(json|jsonl|txt|log|csv|tsv|ya?ml|md|py[co]?|html|lock|toml|cfg|so|o|cpp|h|out|err|parquet|arrow|feather|db|sqlite"
+    r"|png|jpe?g|gif|webp|bmp|svg|pdf|wav|mp3|flac|ogg|mp4|webm|avi)(\.gz)?$|tfevents",
+    re.I,
 )
 UNSEEN = "no rank saves after a step, but files like checkpoints are written"
 SIGNALLED = "signalled"  # the runner makes this file when it has sent SIGTERM
