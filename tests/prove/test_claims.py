@@ -196,6 +196,25 @@ def test_the_log_of_a_run_without_a_step_is_quoted_once() -> None:
     assert "damaged" in judge("resume", changed(broken)).evidence[0], "alone, it quotes it too"
 
 
+@pytest.mark.parametrize(
+    ("ranks", "log", "name"),
+    [
+        (2, "  exitcode  : 1 (pid: 7)\n  exitcode  : -15 (pid: 8)\n", "failed"),
+        (2, "  exitcode  : -6 (pid: 7)\n  exitcode  : -15 (pid: 8)\n", "ends-badly"),
+        (1, "", "failed"), (1, "died with <Signals.SIGABRT: 6>", "ends-badly"),
+    ],
+)  # fmt: skip
+def test_an_exit_code_of_the_script_is_told_from_a_crash_at_its_end(ranks: int, log: str, name: str) -> None:
+    """`raise SystemExit(1)` leaves no exception to be seen: such a rank seems to have finished."""
+
+    def left(runs: Runs) -> None:
+        crashed(runs)
+        runs["whole"].ranks, runs["whole"].log = runs["whole"].ranks[:ranks], log
+        every(runs["whole"], Begin, tuple(range(ranks)), world=ranks)
+
+    assert judge("trains", changed(left)).details["findings"] == [name]
+
+
 def test_the_worse_rank_decides() -> None:
     def unequal(runs: Runs) -> None:
         for one, changes in zip(runs["whole"].ranks, (False, True), strict=True):

@@ -1,9 +1,14 @@
 """Claim 1: steps are taken, and each of them trains the model."""
 
+import re
+
 from tools.core import State, output
 from tools.prove.claims import Finding, failed, passed, unknown, warned
 from tools.prove.observed import TABLE, Proof, Rank, Run
 from training.prove.records import Loss, Step
+
+_CODE = re.compile(r"exitcode *: *(-?\d+)")  # as torchrun tells it, of each rank
+SIGNALS = 128  # a shell's exit code for a command that a signal ended, plus the signal
 
 
 def judge(proof: Proof) -> list[Finding]:
@@ -62,11 +67,21 @@ def _ended(run: Run) -> list[Finding]:
     if outcome.ended_by in ("timeout", "disk"):
         return [unknown(f"the run did not end: {outcome.reason or outcome.ended_by}", f"{run.last_step} steps taken")]
     if outcome.exit_code != 0 and not by_us:
-        if run.ends() and all(rank.end and rank.end.reason == "finished" for rank in run.ranks):
+        finished = run.ends() and all(rank.end and rank.end.reason == "finished" for rank in run.ranks)
+        if finished and not _gave_code(run):
             text = f"all {len(run.ranks)} ranks reached the end of the script; exit code {outcome.exit_code}"
             return [warned("ends-badly", "the ranks finish, and their processes then fail", text, said)]
         return [failed("failed", f"the script ended with exit code {outcome.exit_code}", said)]
     return []
+
+
+def _gave_code(run: Run) -> bool:
+    """Return whether a rank ended with an exit code of its own, as by `raise SystemExit(1)`. A crash is a signal."""
+    assert run.outcome is not None
+    codes = [int(code) for code in _CODE.findall(run.log)]
+    if not codes and len(run.ranks) == 1 and "died with <Signals" not in run.log:  # as accelerate tells it
+        codes = [run.outcome.exit_code or 0]
+    return any(0 < code < SIGNALS for code in codes)
 
 
 def _first_of_each(findings: list[Finding]) -> list[Finding]:
