@@ -23,6 +23,19 @@ def test_a_restart_that_hangs_after_a_torn_save_does_not_pass() -> None:
     assert judge("torn", replace(changed(hang), resume=True)).state is State.FAIL
 
 
+@pytest.mark.parametrize(("name", "optimizer", "state"), [
+    ("torn-first-again", "s0", State.CANNOT_TELL), ("torn-first-again", "s5", State.FAIL),
+    ("torn-later-again", "s0", State.FAIL),
+])  # fmt: skip
+def test_a_restart_may_start_anew_from_other_parameters(name: str, optimizer: str, state: State) -> None:
+    """After the first save was torn there is nothing else to do. Prepared data has changed the random state."""
+
+    def other(runs: Runs) -> None:
+        every(runs[name], Step, parameters_before="other", state_before=optimizer)
+
+    assert judge("torn", changed(other)).state is state
+
+
 @pytest.mark.parametrize("place", ["temporary", "final"])
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_restart_with_a_command_of_its_own_needs_a_checkpoint(resume: bool, place: str) -> None:

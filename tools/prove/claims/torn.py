@@ -39,6 +39,10 @@ def _place(again: Run, torn: Run, whole: Run, what: str, step: int, first: bool)
     silent = again.silent(rank.rank for rank in whole.ranks)
     if silent:
         return unknown(silent, what)
+    if any(point is None for point in points) and first and _is_new(again, whole):
+        return unknown(
+            "the restart has a new optimizer and other parameters: it may have started anew from these", what
+        )
     if any(point is None for point in points):
         return failed("torn-file-used", "the restart uses a torn checkpoint", what,
                       "its parameters are those of no earlier step")  # fmt: skip
@@ -53,6 +57,15 @@ def _place(again: Run, torn: Run, whole: Run, what: str, step: int, first: bool)
         return failed("torn-file-used", "the restart uses a torn checkpoint", what,
                       f"it has the parameters of step {step} and another state of the optimizer")  # fmt: skip
     return passed("", f"{what}; the restart continues after step {done}")
+
+
+def _is_new(again: Run, whole: Run) -> bool:
+    """Return whether the optimizers of a restart are as they were before any step.
+
+    Its first parameters may be others: data that the first start prepared and kept draws no random number again.
+    """
+    firsts = {rank.rank: rank.steps[0].state_before for rank in whole.ranks if rank.steps}
+    return all(rank.steps[0].state_before == firsts.get(rank.rank) for rank in again.ranks if rank.steps)
 
 
 def _other_state(again: Run, torn: Run, whole: Run) -> bool:
