@@ -1,8 +1,8 @@
 """Proofs that are kept: one file for each script with its arguments, and whether a job has been proven.
 
 What was proven is named by a digest of the program's file, its arguments and the files that a manifest gives it. The
-path of the file and the options of a launcher, such as the number of ranks, are not part of it, nor are the modules that
-the file imports.
+path of the file, the options of a launcher, such as the number of ranks, and the modules that the file imports are not
+part of it.
 """
 
 import hashlib
