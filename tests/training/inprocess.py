@@ -65,7 +65,7 @@ def run(
     directory.mkdir(parents=True, exist_ok=True)
     target = RunDir(directory)
     try:
-        with mock.patch.object(cpu, "_measure_matmul", return_value=PEAK):
+        with mock.patch.object(cpu, "matmul_peak", return_value=PEAK):
             loop.train(task, load_texts(texts), target, data_root, attempt or Quiet())
     except Drained:
         assert isinstance(attempt, StopAfter)
