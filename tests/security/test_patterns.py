@@ -82,6 +82,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
     "tools/image/rules/secrets.py": (r"\brm\b[^;&|]{0,300}a",),
     "tools/job/diagnosis/deleted_pods.py": (r"a-(?:(?:master|worker)-)?\d+(?:-\d+)?(?:-\w{5})?",),
     "tools/job/log_rules.py": (),  # the user's own, and ended after a minute
+    "tools/new/component.py": (r"a:\s*(?:\s#.*)?",),
     "tools/new/trainjob.py": (r"training\.kubeflow\.org/[\w-]+|(?<![\w-])a-(?:master|worker)(?![a-z])",),
     "tools/job/diagnosis/log_causes.py": tuple(row["seen"] for row in cause.TRAINERS.values()),
     "tools/job/diagnosis/log_patterns.py": (
