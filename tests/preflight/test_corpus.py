@@ -551,7 +551,7 @@ def read_spec(text: str) -> Any:
     ],
 )
 def test_numbers_are_those_of_kubectl(text: str, value: Any) -> None:
-    """An account's number without quotes is no text: the API server refuses it as a variable's value."""
+    """An account's number without quotes is not text: the API server refuses it as a variable's value."""
     assert read_spec(f"spec: {{v: {text}}}") == {"v": value}
     assert yaml.safe_load(written([{"v": text}])) == {"v": text}
 

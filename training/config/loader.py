@@ -108,7 +108,7 @@ def apply_override(texts: Mapping[str, tuple[str, str]], assignment: str) -> dic
     """Set one key (`train.steps=50`) in the text of the file that owns it; comments are kept.
 
     The value is YAML. Raises ConfigError if the assignment has no `=`, if the key is unknown or a section, or if the
-    file is no mapping of sections.
+    file is not a mapping of sections.
     """
     key, separator, value = assignment.partition("=")
     where = f"--set {assignment}"

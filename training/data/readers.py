@@ -169,7 +169,7 @@ def _character_border(data: bytes) -> int:
 def _decode(path: Place, data: bytes, first_line: int) -> Document:
     if first_line == 1:
         data = data.removeprefix(codecs.BOM_UTF8)
-    if first_line == 1 and b"\0" in data:  # UTF-8 may have it, text has not
+    if first_line == 1 and b"\0" in data:  # UTF-8 allows it, text does not have it
         raise DataError(f"{path}: not text, because it has zero bytes: an archive, a table, or UTF-16?")
     try:
         return Document(data.decode("utf-8"), data)

@@ -81,7 +81,7 @@ def _in_one_rank(fault: Fault, seen: Seen) -> Fault:
 
 
 def _unseen(fault: Fault, seen: Seen) -> Fault:
-    """Choose a late step where a process that is no rank saves: nobody knows when it does."""
+    """Choose a late step where a process that is not a rank saves: the time of its save is unknown."""
     if fault.kind == "torn-save":
         raise NoFault(f"{records.UNSEEN}: no save can be interrupted")
     fault.step = fault.step or max(1, seen.last - 2)

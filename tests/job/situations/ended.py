@@ -81,7 +81,7 @@ def _terminated(code: int, reason: str = "Error", seconds: float = 50) -> dict[s
 
 @situation("oom-device")
 def the_sidecar_ends_after_the_training_has_failed(world: World) -> None:
-    """The kubelet ends a sidecar when the training has ended: its exit code is no cause."""
+    """The kubelet ends a sidecar when the training has ended: its exit code is not a cause."""
     world.end("Failed")
     for index in (0, 1):
         world.ended(index, 1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")

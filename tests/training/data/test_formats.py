@@ -370,7 +370,7 @@ def test_tools_and_their_calls_are_written_by_the_template(arguments: str, plann
 
 
 def test_parquet_gives_a_tool_no_keys_of_the_others(planned: Planned, tmp_path: Path) -> None:
-    """All objects of a column have the same keys there, null where an object has not this one."""
+    """All objects of a column have the same keys there, null where an object lacks one."""
     rows = []
     for name, key in (("look", "at"), ("wait", "until")):
         parameters = {"type": "object", "properties": {key: {"type": "string"}}}

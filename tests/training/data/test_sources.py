@@ -253,7 +253,7 @@ def test_the_texts_of_windows_and_binary_files_are_no_text(tmp_path: Path, order
 def test_an_object_over_several_lines_is_no_row(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\xef\xbb\xbf\r\n" + json.dumps({"text": "a"}).encode())
-    assert texts(path) == ["a"], "a mark before an empty line is no row"
+    assert texts(path) == ["a"], "a mark before an empty line is not a row"
     path.write_text(json.dumps({"text": "a"}, indent=1))
     assert error_of(path).endswith("line 1: not JSON (it does not end in this line; write each object into one line)")
 

@@ -51,7 +51,7 @@ def instance_types(subject: Subject, template: Template) -> Iterator[Verdict]:
 
 
 def _misspelt(name: str) -> bool:
-    """Return whether a name is meant as a type of EC2 and is none. Other clouds have names of other forms."""
+    """Return whether a name is meant as a type of EC2 and is not one. Other clouds have names of other forms."""
     if TYPE_NAME.fullmatch(name) or "$" in name:
         return False
     return name.partition(".")[0].lower() in FAMILIES or nearest(name, INSTANCES, cutoff=CLOSE) is not None

@@ -175,8 +175,9 @@ def quota(subject: Subject) -> Iterator[Verdict]:
             yield from _within_quota(here, item, ranges)
         for entry in _entries(item) if item["kind"] == "LimitRange" else ():
             check = {"Container": _within_range, "Pod": _within_range_of_pods}.get(str(entry.get("type")))
-            for job in here if check else ():
-                yield from check(job, entry, ranges, f"LimitRange {name_of(item)}") if check else ()
+            if check:
+                for job in here:
+                    yield from check(job, entry, ranges, f"LimitRange {name_of(item)}")
 
 
 def _entries(item: Object) -> list[Object]:
@@ -186,7 +187,7 @@ def _entries(item: Object) -> list[Object]:
 
 
 def _of(entry: Object, *keys: str) -> dict[str, Decimal]:
-    """Return amounts of a limit of a LimitRange, the last of several keys first."""
+    """Return amounts of a limit of a LimitRange; a later key replaces an earlier one."""
     found = [entry.get(key) for key in keys]
     return {name: value for one in found if isinstance(one, dict) for name, value in amounts(one).items()}
 

@@ -233,7 +233,7 @@ def _replicated(run: Run) -> list[Finding]:
 
 
 def _replicas(mine: list[list[str]], theirs: list[list[str]]) -> set[str]:
-    """Return the samples that two workers share, if these are no accident: the first batch, or many of one pass.
+    """Return the samples that two workers share, if these are not an accident: the first batch, or many of one pass.
 
     Each worker is read until it repeats itself: a stream may have equal samples, or draw them with replacement.
     """

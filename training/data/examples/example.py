@@ -67,7 +67,7 @@ class Example:
     def digest(self) -> bytes:
         """Return the digest of the row's content; equal rows are in the same split.
 
-        Messages of Parquet may have times and other values that JSON has not; their type counts.
+        Messages of Parquet may have times and other values that JSON lacks; their type counts.
         """
         content: list[object] = [self.messages, self.learned_from, self.pieces]
         if self.tools:
