@@ -223,13 +223,11 @@ def _rendered(root: Path, run: RunFile, renderer: Renderer, operator: str) -> Ve
         [f"{one.details['rule']}: {one.summary}" for one in checked.of(state)]
         for state in (State.FAIL, State.CANNOT_TELL)
     )
-    return _verdict(
-        "run-renders",
-        run.path,
-        [*_job_faults(manifests, run.kind), *failed],
-        f"preflight finds no fault, and does not know: {'; '.join(unknown)}" if unknown else "passes preflight",
-        "fix the cell, then write a new run",
-    )
+    faults = [*_job_faults(manifests, run.kind), *failed]
+    if unknown and not faults:
+        summary = f"{run.path}: preflight finds no fault, and does not know: {'; '.join(unknown)}"
+        return Verdict(State.CANNOT_TELL, summary, remedy="yard preflight CELL shows the evidence", details=rule)
+    return _verdict("run-renders", run.path, faults, "passes preflight", "fix the cell, then write a new run")
 
 
 def _job_faults(manifests: Manifests, kind: str) -> Iterator[str]:
