@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.job import needed_words
 from tests.job.conftest import NewWorld
 from tests.job.corpus import STEP
 from tests.job.log_corpus import CASES, HEALTHY, Case
@@ -155,3 +156,27 @@ def test_every_pattern_has_a_source_and_a_log() -> None:
 def test_no_pattern_occurs_twice() -> None:
     counts = Counter((section, one["match"]) for section, _, one in patterns())
     assert [match for match, number in counts.items() if number > 1] == []
+
+
+def test_each_pattern_of_reports_has_a_word_by_which_lines_are_found() -> None:
+    """A line without any of these words is not tried, so a new pattern may need a new word."""
+    words = log_topics.table("report_words")
+    rows = [row["match"] for table in ("runtime", "hints", "ends") for row in log_patterns.document()[table]]
+    forms = [log_patterns.form(name).pattern for name in ("asked", "child", "native", "event")]
+    for pattern in [*rows, *forms]:
+        needed = needed_words.of(pattern)
+        assert needed, f"no word is known without which this cannot match: {pattern}"
+        lacking = [one for one in needed if not any(word in one for word in words)]
+        assert not lacking, f"{lacking} of {pattern}"
+
+
+def test_lines_that_are_not_tried_report_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = [line for case in CASES[::12] for line in case.text.split("\n")[:60]]
+    bodies += [
+        f"{sign} something" for sign in ("[ERROR]", "E1017 08:21:44.1", "[E101 ", "<err>", 'level="panic"', "FATAL")
+    ]
+    bodies += ["[F1 ] x", "E train.py:3] x", "2026-10-17 08:21:44: E core/x: y", "severity=critical x"]
+    found = [log_failures._weight("", body, False) for body in bodies]
+    monkeypatch.setattr(log_patterns, "may_report", lambda _: True)
+    assert [log_failures._weight("", body, False) for body in bodies] == found
+    assert len(set(found)) > 4

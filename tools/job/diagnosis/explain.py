@@ -103,18 +103,11 @@ def _explained(snapshot: Snapshot, rules: Iterable[Rule]) -> Explanation:
         return Explanation(State.PASS, f"succeeded at {done.get('lastTransitionTime')}", checked=checked)
     causes = sorted((cause for rule in rules for cause in rule(snapshot)), key=lambda cause: cause.order)
     if causes:
-        return Explanation(State.FAIL, causes[0].summary, _distinct(causes), checked)
+        first = {cause.kind: cause for cause in reversed(causes)}
+        return Explanation(State.FAIL, causes[0].summary, sorted(first.values(), key=causes.index), checked)
     if healthy := _healthy(snapshot):
         return Explanation(State.PASS, healthy, checked=checked)
     return Explanation(State.CANNOT_TELL, _unclear(snapshot), checked=checked)
-
-
-def _distinct(causes: list[Cause]) -> list[Cause]:
-    """Return the first cause of each kind."""
-    seen: dict[str, Cause] = {}
-    for cause in causes:
-        seen.setdefault(cause.kind, cause)
-    return list(seen.values())
 
 
 def _healthy(snapshot: Snapshot) -> str | None:

@@ -127,15 +127,17 @@ class Found:
         return self.kind in VICTIMS
 
 
-def first_cause(lines: Iterable[Line]) -> Found | None:
+def first_cause(lines: Iterable[Line], reports: list[Report] | None = None) -> Found | None:
     """Return what a log concludes, else the failure that ended its processes, else a consequence of one.
+
+    `reports` are those of the lines, if they are known.
 
     An exception that a rank did not catch outranks one that may have been caught, and that outranks what was
     only logged. An exception of an unknown class is `script`. The error that an unknown program reports at the
     end of its log is `crash`. None: no line reports an error.
     """
     every = list(lines)
-    found = _first_cause(every)
+    found = _first_cause(every, log_failures.of(every) if reports is None else reports)
     return found and replace(found, trainer=_trainer([found.line, *every[:NAMED], *every[-NAMED:]]))
 
 
@@ -153,9 +155,8 @@ def _trainer(lines: list[Line]) -> str:
     return next((name for name, words in seen if any(words.search(line.text) for line in lines)), "")
 
 
-def _first_cause(every: list[Line]) -> Found | None:
+def _first_cause(every: list[Line], reports: list[Report]) -> Found | None:
     own = [one for one in map(_own, every) if one is not None]
-    reports = log_failures.of(every)
     reported = [found for one in reports if one.weight is not Weight.CUT and (found := _found(one))]
     if any(form("asserted").search(line.text) for line in every):
         reported = [replace(one, kind="script") if one.kind == "device" else one for one in reported]

@@ -81,15 +81,15 @@ def survived(lines: Iterable[Line]) -> list[Report]:
     return [one for one in reports if one.weight <= Weight.LOGGED and survival.covers(one.line, one.index)]
 
 
-def unexplained(lines: Iterable[Line]) -> tuple[Line | None, Line | None, Line | None]:
+def unexplained(lines: Iterable[Line], reports: list[Report]) -> tuple[Line | None, Line | None, Line | None]:
     """Return where a traceback is cut, the first line that says that a child ended itself, and the last warning.
 
-    Steps after them count.
+    Steps after them count. `reports` are those of the lines.
     """
     every = plain(lines)
     rest = every[log_survival.of(every).by_all :]
     left = next((line for line in rest if form("left").search(line.text)), None)
-    cut = next((one.line for one in _reports(rest) if one.weight is Weight.CUT), None)
+    cut = next((one.line for one in reports if one.weight is Weight.CUT), None)
     return cut, left, next((line for line in reversed(rest) if form("warned").search(bare(line))), None)
 
 
@@ -192,13 +192,17 @@ def _prefix(text: str, collectors: set[str]) -> str:
 
 def _weight(prefix: str, body: str, raised: bool) -> Weight | None:
     """Return how much a line proves, None if it reports nothing."""
+    said = raised or form("exception").match(body.removeprefix(" ")) is not None
+    whole = prefix + body
+    if not (said or form("letter").search(whole) or log_patterns.may_report(whole.casefold())):
+        return None
     if form("asked").search(body):
         return Weight.LOGGED
     if form("child").search(body):
         return Weight.CHILD
     if any(form(name).search(body) for name in ("agent", "banner", "left")):
         return None
-    if raised or form("exception").match(body.removeprefix(" ")):
+    if said:
         return Weight.UNCAUGHT if form("torch_rank").search(prefix) else Weight.RAISED
     if log_patterns.lines("hints").search(body):
         return Weight.HINT
@@ -212,7 +216,7 @@ def _weight(prefix: str, body: str, raised: bool) -> Weight | None:
         or (any(map(form("level").search, (prefix, body))) and not form("mild").search(body))
     ):
         return Weight.LOGGED
-    ended = log_patterns.lines("ends").search(body) and not form("mild").search(prefix + body)
+    ended = log_patterns.lines("ends").search(body) and not form("mild").search(whole)
     return Weight.END if ended else None
 
 

@@ -19,6 +19,7 @@ from tools.job.diagnosis import exit_codes, log_causes, log_failures, log_patter
 from tools.job.diagnosis.cause import CAUSES, Cause, short
 from tools.job.diagnosis.explain import Explanation
 from tools.job.diagnosis.log_causes import Found
+from tools.job.diagnosis.log_failures import Report
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.log_lines import Line
 
@@ -94,7 +95,8 @@ def _from(name: str, file: IO[bytes]) -> LogFile:
 def explain(files: Iterable[LogFile], code: int | None = None) -> Explanation:
     """Return the cause that logs show. Each file is the log of one rank or pod; `code` is its exit code."""
     logs = list(files)
-    found = [(log, log_causes.first_cause(log.lines)) for log in logs]
+    reports = [log_failures.of(log.lines) for log in logs]
+    found = [(log, log_causes.first_cause(log.lines, own)) for log, own in zip(logs, reports, strict=True)]
     causes = [_cause(log, one, code) for log, one in found if one and not (one.unsure and code == 0)]
     checked = [
         f"{log.name}: {count(len(log.lines), 'line')}"
@@ -108,10 +110,12 @@ def explain(files: Iterable[LogFile], code: int | None = None) -> Explanation:
         causes.sort(key=lambda cause: (cause.kind == "drained", cause.kind in exit_codes.UNKNOWN, *cause.order))
         causes.sort(key=lambda cause: cause.layer)
         return Explanation(State.FAIL, causes[0].summary, causes, checked)
-    return _without_failure(logs, code, checked)
+    return _without_failure(logs, reports, code, checked)
 
 
-def _without_failure(logs: list[LogFile], code: int | None, checked: list[str]) -> Explanation:
+def _without_failure(
+    logs: list[LogFile], reports: list[list[Report]], code: int | None, checked: list[str]
+) -> Explanation:
     """Return the answer for logs that report no failure."""
     seen = [no_steps.look(log.lines, bool(log.skipped)) for log in logs]
     kind = exit_codes.kind_of(code, accelerated=True) if code else None
@@ -144,7 +148,8 @@ def _without_failure(logs: list[LogFile], code: int | None, checked: list[str]) 
         cause = exit_codes.failure("no-steps", "the process", evidence, "")
         confidence = "high: the log says why" if quit_early else "medium: no line looks like training"
         return Explanation(State.FAIL, cause.summary, [replace(cause, confidence=confidence)], checked)
-    cut, left, warned = zip(*(log_failures.unexplained(log.lines) for log in logs), strict=True)
+    rest = [log_failures.unexplained(log.lines, own) for log, own in zip(logs, reports, strict=True)]
+    cut, left, warned = zip(*rest, strict=True)
     for found, summary in ((cut, CUT), (left, LEFT)):
         if code is None and (line := next(filter(None, found), None)):
             told = f"{_place(line)}: {short(line.text.strip())}"

@@ -55,6 +55,11 @@ def lines(table: str) -> re.Pattern[str]:
     return _any_of(document()[table])
 
 
+def may_report(small: str) -> bool:
+    """Return whether a line in small letters has a word that a report needs."""
+    return any(word in small for word in load("job/diagnosis/log_topics.yaml")["report_words"])
+
+
 @functools.cache
 def form(name: str) -> re.Pattern[str]:
     """Return a form of lines of log_forms.yaml."""

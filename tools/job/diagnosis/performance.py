@@ -102,16 +102,12 @@ def not_finite(snapshot: Snapshot) -> Iterator[Cause]:
 def lost(records: list[Record]) -> Iterator[Cause]:
     """The newest losses or gradients of these records are not finite."""
     losses = [record for record in records if record.loss is not None]
-    if len(losses) >= LOST and not any(map(_finite, losses[-LOST:])):
-        evidence = [_shown(record) for record in losses[-LOST:]]
-        summary = "the loss is no longer finite, and the run continues"
-        yield Cause("nan", Layer.FAILED, summary, evidence)
-        return
     last = losses[-NO_GRADIENT:]
-    if len(last) == NO_GRADIENT and all(math.isnan(record.grad_norm or 0.0) for record in last):
-        evidence = [_shown(record) for record in last[-LOST:]]
-        summary = "the gradients are no longer finite, and the run continues"
-        yield Cause("nan", Layer.FAILED, summary, evidence)
+    no_loss = len(losses) >= LOST and not any(map(_finite, losses[-LOST:]))
+    no_gradient = len(last) == NO_GRADIENT and all(math.isnan(record.grad_norm or 0.0) for record in last)
+    if no_loss or no_gradient:
+        summary = f"the {'loss is' if no_loss else 'gradients are'} no longer finite, and the run continues"
+        yield Cause("nan", Layer.FAILED, summary, [_shown(record) for record in losses[-LOST:]])
 
 
 def _shown(record: Record) -> str:
