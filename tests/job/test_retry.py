@@ -89,11 +89,17 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_global_one(
     assert name.removesuffix("-retry1") not in json.dumps(plan.objects.job()["spec"]).replace(name, "")
 
 
-def test_host_memory_beside_accelerators_does_not_halve_the_batch(world: NewWorld, planned: Planned) -> None:
+@pytest.mark.parametrize(
+    ("line", "code", "reason"),
+    [("", 137, "OOMKilled"), ("RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed.", 1, "Error")],
+)
+def test_host_memory_beside_accelerators_does_not_halve_the_batch(
+    line: str, code: int, reason: str, world: NewWorld, planned: Planned
+) -> None:
     made = world("g5/llama-2-7b")
     made.end("Failed")
     for index in range(4):
-        made.ended(index, 137, reason="OOMKilled")
+        made.ended(index, code, line, reason=reason)
     with pytest.raises(UserError, match="the host is out of memory") as refused:
         planned(made, "g5/llama-2-7b")
     assert refused.value.hint == cause.CAUSES["oom-host"]["fix"]

@@ -89,7 +89,7 @@ def plan(
     objects = Manifests(seen.name, [job, *submitted.configuration(kubectl, seen.workload)])
     changed = "nothing"
     if kind in ("oom-device", "oom-host"):
-        changed = _halve(objects, seen, cause.remedy if cause else "", len(before) + 1)
+        changed = _halve(objects, seen, kind, cause.remedy if cause else "", len(before) + 1)
     ended = datetime.now(UTC).isoformat(timespec="seconds")
     attempts = [*before, FailedAttempt(seen.uid, ended, kind, evidence, changed, step)]
     annotations = job["metadata"].setdefault("annotations", {})
@@ -136,7 +136,7 @@ def _check_rule(rule: "Retry", kind: str, before: list[FailedAttempt], step: int
         raise UserError(message, "`yard job why` prints a fix", 1)
 
 
-def _halve(objects: Manifests, seen: Snapshot, remedy: str, number: int) -> str:
+def _halve(objects: Manifests, seen: Snapshot, kind: str, remedy: str, number: int) -> str:
     """Halve the micro batch in a ConfigMap with a new name, and return the change in words.
 
     The global batch stays: the trainer derives how many micro batches it accumulates.
@@ -144,8 +144,8 @@ def _halve(objects: Manifests, seen: Snapshot, remedy: str, number: int) -> str:
     from training.config import apply_override, load_texts
     from training.config.base import divisor_near
 
-    host_memory = any(pod.end is not None and pod.end.reason == "OOMKilled" for pod in seen.pods)
-    if host_memory and accelerators(template_specs(seen.workload)[0]):
+    killed = any(pod.end is not None and pod.end.reason == "OOMKilled" for pod in seen.pods)
+    if (killed or kind == "oom-host") and accelerators(template_specs(seen.workload)[0]):
         raise UserError("the host is out of memory, not the accelerators", remedy, 1)
     texts = config_texts(objects, repo.root())
     if not texts:
