@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime
 
 from tools.core.timestamps import moment
@@ -98,9 +97,7 @@ def _from_event(snapshot: Snapshot, event: Object) -> Cause | None:
     if found is not None and found.kind not in exit_codes.UNKNOWN:
         who = pod if found.rank is None else f"rank {found.rank}"
         evidence = [*found.cited(pod), f"from the operator's event, exit code {code}"]
-        cause = failure(found.kind, who, evidence, found.host or pod, found.rank, at)
-        summary = found.summary(found.kind, who)
-        return replace(cause, summary=summary, advice=found.fix, trainer=found.trainer)
+        return found.cause(found.kind, who, evidence, pod, at)
     kind = exit_codes.kind_of(code, any(map(accelerators, template_specs(snapshot.workload))))
     if kind is None:
         return None

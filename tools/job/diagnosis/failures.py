@@ -177,11 +177,9 @@ def _from_log(snapshot: Snapshot, failed: Failed) -> Cause | None:
     kind = exit_codes.with_signal(found.kind, found.exception, end.code if end else None)
     who = pod.short if found.rank is None else f"rank {found.rank}"
     at = found.line.time or (end.at if end else None)
-    cause = failure(kind, who, evidence, found.host or pod.name, found.rank, at)
+    cause = found.cause(kind, who, evidence, pod.name, at)
     starts = [*(pod.container_spec.get("command") or []), *(pod.container_spec.get("args") or [])]
-    own = OWN_TRAINER if "training.entrypoint" in starts else ""
-    summary = found.summary(kind, who)
-    return replace(cause, summary=summary, advice=found.fix, trainer=found.trainer or own)
+    return replace(cause, trainer=cause.trainer or (OWN_TRAINER if "training.entrypoint" in starts else ""))
 
 
 def _from_code(snapshot: Snapshot, failed: Failed) -> Cause | None:

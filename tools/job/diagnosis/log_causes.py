@@ -7,10 +7,11 @@ import itertools
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from tools.job.diagnosis import log_failures, log_patterns, log_topics, log_tracebacks, signs
-from tools.job.diagnosis.cause import OWN_TRAINER, TRAINERS, short
-from tools.job.diagnosis.exit_codes import KINDS, SIGNALS, UNKNOWN, VICTIMS, summary_of
+from tools.job.diagnosis.cause import OWN_TRAINER, TRAINERS, Cause, short
+from tools.job.diagnosis.exit_codes import KINDS, SIGNALS, UNKNOWN, VICTIMS, failure, summary_of
 from tools.job.diagnosis.log_failures import Report, Weight
 from tools.job.diagnosis.log_patterns import form
 from tools.job.metrics import series
@@ -107,6 +108,12 @@ class Found:
     def summary(self, kind: str, who: str) -> str:
         """The failure in words: its own ones, unless a signal has changed its kind."""
         return f"{who}: {self.says}" if self.says and kind == self.kind else summary_of(kind, who)
+
+    def cause(self, kind: str, who: str, evidence: list[str], pod: str, at: datetime | None) -> Cause:
+        """The cause for a rank or pod `who`, of a kind that a signal may have changed."""
+        found = failure(kind, who, evidence, self.host or pod, self.rank, at)
+        advice = self.fix if kind == self.kind else None
+        return replace(found, summary=self.summary(kind, who), advice=advice, trainer=self.trainer)
 
     @property
     def confidence(self) -> str:

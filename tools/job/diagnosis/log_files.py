@@ -179,10 +179,9 @@ def _cause(log: LogFile, found: Found, code: int | None) -> Cause:
     evidence = found.cited(_place(found.line))
     evidence += [f"exit code {code}"] if code is not None else []
     at = found.line.time or _time(log, found.line)
-    cause = exit_codes.failure(kind, who, evidence, found.host or log.name, rank, at)
-    advice = found.fix or CAUSES.get(kind, {}).get("fix_of_file")
-    summary = found.summary(kind, who)
-    return replace(cause, summary=summary, advice=advice, confidence=found.confidence, trainer=found.trainer)
+    cause = found.cause(kind, who, evidence, log.name, at)
+    advice = cause.advice or CAUSES.get(kind, {}).get("fix_of_file")
+    return replace(cause, rank=rank, advice=advice, confidence=found.confidence)
 
 
 def _place(line: Line) -> str:
