@@ -6,7 +6,9 @@ import gzip
 import io
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -342,11 +344,45 @@ def test_what_stands_before_all_lines_is_not_read(prefix: str) -> None:
     assert (found.kind, found.exception) == ("oom-device", True)
 
 
-def test_lines_that_a_collector_has_put_into_json_are_read() -> None:
-    dumped = [json.dumps({"log": f"{line}\n", "stream": "stderr"}) for line in MEMORY.splitlines()]
-    found = log_causes.first_cause(log_lines.read("\n".join(dumped)))
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda line: {"log": f"{line}\n", "stream": "stderr"},  # Docker
+        lambda line: {"log": json.dumps({"level": "error", "exception": line}), "stream": "stderr"},
+        lambda line: {"textPayload": line, "severity": "ERROR"},  # Google Cloud, by the stream
+        lambda line: {"jsonPayload": {"message": line}, "severity_number": 9},
+        lambda line: {"log": line, "level": "info", "kubernetes": {"pod_name": "a"}},  # a collector's guess
+        lambda line: {"content": {"message": line, "service": "train"}, "id": "A"},  # Datadog
+        lambda line: {"line": line, "labels": {"pod": "a"}},  # Loki
+        lambda line: {"body": line, "attributes": {}},  # OpenTelemetry
+    ],
+)
+def test_lines_that_a_collector_has_put_into_json_are_read(put: Callable[[str], dict[str, Any]]) -> None:
+    text = "\n".join(json.dumps(put(line)) for line in MEMORY.splitlines())
+    for read in (text, json.dumps([put(line) for line in MEMORY.splitlines()], indent=2)):
+        found = log_causes.first_cause(log_lines.read(read))
+        assert found is not None
+        assert found.kind == "oom-device"
+    found = log_causes.first_cause(log_lines.read(text))
+    assert found is not None
+    assert (found.exception, found.text[:23]) == (True, "torch.OutOfMemoryError:")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"log.level": "error", "message": "failed", "error": {"type": "E", "stack_trace": MEMORY}},
+        {"severity_text": "ERROR", "body": "failed", "attributes": {"exception.stacktrace": MEMORY}},
+        {"level": 50, "msg": f"failed\n{MEMORY}"},
+        {"level": "error", "event": "failed", "exception": MEMORY},
+    ],
+)
+def test_the_traceback_in_a_line_of_json_is_read(line: dict[str, Any]) -> None:
+    found = log_causes.first_cause(log_lines.read(json.dumps(line)))
     assert found is not None
     assert (found.kind, found.exception) == ("oom-device", True)
+    quiet = {**line, "level": "info", "severity_text": "INFO", "log.level": "info"}
+    assert log_causes.first_cause(log_lines.read(json.dumps(quiet))) is None
 
 
 def test_an_error_of_an_unknown_program_counts_at_the_end_of_a_log_that_did_not_end_well(yard: Yard) -> None:

@@ -59,11 +59,14 @@ INSIDE = ("frame", "cell_frame", "box_frame", "box_code")  # lines at which a lo
 LONGEST = 100  # characters of another collector's prefix
 _CHAINED = ("During handling of the above", "The above exception was the direct")
 
-# The keys of JSON logs: structlog, Python's logging, zap and others.
-_LEVELS = ("level", "levelname", "severity", "lvl")
+# The keys of JSON logs: structlog, Python's logging, zap, pino, ECS and others.
+_LEVELS = ("level", "levelname", "severity", "lvl", "log.level", "severity_text", "severityText")
+_SEVERE = ("ERROR", "FATAL", "CRITICAL", "ERR", "PANIC", "ALERT", "EMERGENCY", "50", "60")
 _MESSAGES = ("message", "msg", "event", "error")
-_ENVELOPES = ("log", "message", "msg")  # of collectors, which know no level
-_TRACEBACKS = ("exc_info", "exception", "stack_trace", "traceback")
+_TRACEBACKS = ("exc_info", "exception", "stack_trace", "traceback", "exception.stacktrace")
+_COLLECTED = ("log", "textPayload")  # of collectors: a level beside them is that of the stream, or a guess
+_ENVELOPES = (*_COLLECTED, "message", "msg", "line", "text", "body", "_raw")
+_NESTED = ("content", "jsonPayload", "_source", "result", "attributes", "error", "log")  # objects with such keys
 
 
 def of(lines: Iterable[Line]) -> list[Report]:
@@ -258,17 +261,18 @@ def _unfolded(line: Line) -> Iterator[Line]:
         value = json.loads(inside)
     except (ValueError, RecursionError):
         value = {}
-    level = next((str(value[key]) for key in _LEVELS if key in value), None)
+    inner = (value[name] for name in _NESTED if isinstance(value.get(name), dict))
+    value = {key: one for part in (*inner, value) for key, one in part.items() if not isinstance(one, dict)}
+    level = next((str(value[key]).upper() for key in _LEVELS if key in value), None)
     wrapped = next((value[key] for key in _ENVELOPES if isinstance(value.get(key), str)), "")
-    if level is None and wrapped and not wrapped.startswith("{"):
+    if wrapped and (level is None or not value.keys().isdisjoint(_COLLECTED)):
         for words in wrapped.splitlines():
-            yield from _unfolded(replace(line, text=cut(words)))
+            yield from _unfolded(replace(line, text=words if words.startswith("{") else cut(words)))
     elif level is None:
         yield replace(line, text=cut(own))
-    elif level.upper() in ("ERROR", "FATAL", "CRITICAL"):
-        messages = [str(value[key]) for key in _MESSAGES if value.get(key)]
-        tracebacks = [str(value[key]) for key in _TRACEBACKS if value.get(key)]
-        for text in messages:
-            yield from (replace(line, text=cut(f"ERROR {words}")) for words in text.splitlines())
-        for text in tracebacks:
-            yield from (replace(line, text=cut(words)) for words in text.splitlines())
+    elif level in _SEVERE:
+        found = [str(value[key]).partition("Traceback (most recent") for key in _MESSAGES if value.get(key)]
+        texts = [f"ERROR {words}" for message, *_ in found for words in message.splitlines()]
+        texts += [words for _, mark, rest in found for words in f"{mark}{rest}".splitlines()]
+        texts += [words for key in _TRACEBACKS if value.get(key) for words in str(value[key]).splitlines()]
+        yield from (replace(line, text=cut(words)) for words in texts)
