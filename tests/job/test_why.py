@@ -63,6 +63,8 @@ def test_the_right_cause_comes_first_with_its_evidence(one: Situation, world: Ne
         ("the_nodes_are_short_of_disk", "the kubelet removes the taint itself"),
         ("spot_nodes_are_about_to_go", "these nodes will be removed soon"),
         ("a_disk_for_one_node_is_wanted_by_two", "ReadWriteMany"),
+        ("an_empty_directory_was_larger_than_its_limit", "raise sizeLimit"),
+        ("the_pods_disk_was_larger_than_its_limit", "limit of ephemeral-storage"),
         ("driver_not_on_the_node", "install the CSI driver"),
         ("the_file_system_is_not_reached", "port 2049"),
         ("lustre_does_not_mount_and_it_looks_like_a_slow_pull", "kubectl describe pod"),

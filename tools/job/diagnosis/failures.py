@@ -143,24 +143,29 @@ def _from_status(failed: Failed) -> Cause | None:
         return failure(startup.start_error(end.message), pod.short, evidence, pod.name, at=at)
     # containerd's word for a container that it no longer finds, as after a restart of the node.
     if end and (end.reason == "ContainerStatusUnknown" or (end.reason, end.code) == ("Unknown", 255)):
-        summary, evidence = (
-            f"{pod.short}: its node lost it",
-            [short(f"{failed.where}: {end.reason}, exit code {end.code} {end.message}")],
-        )
-        return Cause("node-lost", Layer.FAILED, summary, evidence, pod.name, at=at)
+        evidence = [short(f"{failed.where}: {end.reason}, exit code {end.code} {end.message}")]
+        return Cause("node-lost", Layer.FAILED, f"{pod.short}: its node lost it", evidence, pod.name, at=at)
     disruption = pod.condition("DisruptionTarget")
     if disruption and disruption.get("status") == "True":
         sign = signs.first("disruption", str(disruption.get("reason")))
         kind, summary = (sign.cause, sign.says) if sign else ("drained", "it was disrupted")
         if kind == "evicted" and pod.status.get("reason") not in (None, "Evicted", "Preempting"):
             kind = "drained"
+        advice = _remedy(kind, f"{disruption.get('message')} {pod.status.get('message')}")
         evidence = [short(f"{pod.short}: {disruption.get('reason')}: {disruption.get('message', '')}")]
-        return Cause(kind, Layer.FAILED, f"{pod.short}: {summary}", evidence, pod.name, at=at)
-    reason = str(pod.status.get("reason") or "")
+        return Cause(kind, Layer.FAILED, f"{pod.short}: {summary}", evidence, pod.name, at=at, advice=advice)
+    reason, message = str(pod.status.get("reason") or ""), str(pod.status.get("message") or "")
     if sign := signs.first("pod-reason", reason):
-        evidence = [short(f"{pod.short} on {pod.node}: {reason}: {pod.status.get('message') or ''}")]
-        return Cause(sign.cause, Layer.FAILED, f"{pod.short}: {sign.says}", evidence, pod.name, at=at)
+        summary, advice = f"{pod.short}: {sign.says}", _remedy(sign.cause, message)
+        evidence = [short(f"{pod.short} on {pod.node}: {reason}: {message}")]
+        return Cause(sign.cause, Layer.FAILED, summary, evidence, pod.name, at=at, advice=advice)
     return None
+
+
+def _remedy(kind: str, message: str) -> str | None:
+    """Return what to do about an eviction by its message: not every one is for what the node is short of."""
+    sign = signs.first("evicted", message) if kind == "evicted" else None
+    return sign.fix if sign else None
 
 
 def _from_log(snapshot: Snapshot, failed: Failed) -> Cause | None:
@@ -221,7 +226,8 @@ def _for_memory(snapshot: Snapshot, failed: Failed, cause: Cause | None) -> Caus
     """Return that a process was killed for its memory, if an event of its node shows it."""
     if cause is None or cause.kind != "killed":
         return None
-    event = node_health.killed_for_memory(snapshot, failed.ended.node, cause.at)
+    words = [*(failed.container.get("command") or []), *(failed.container.get("args") or [])]
+    event = node_health.killed_for_memory(snapshot, failed.ended.node, cause.at, words)
     if event is None:
         return None
     summary = summary_of("oom-host", failed.pod.short)

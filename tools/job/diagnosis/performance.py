@@ -71,12 +71,9 @@ def named_straggler(snapshot: Snapshot) -> Iterator[Cause]:
     if found is None:
         return
     hosts = {beat.rank: beat.host for beat in progress.of(snapshot).beats}
-    evidence = []
-    for rank in found.ranks[:MOST_NAMED]:
-        pod = next((pod for pod in snapshot.pods if pod.name == hosts.get(rank)), None)
-        evidence.append(
-            f"rank {rank}: pod {pod.name} on node {pod.node}" if pod else f"rank {rank}: its pod is unknown"
-        )
+    places = {pod.name: f"pod {pod.name} on node {pod.node}" for pod in snapshot.pods}
+    named = ((rank, places.get(hosts.get(rank, ""))) for rank in found.ranks[:MOST_NAMED])
+    evidence = [f"rank {rank}: {place or 'its pod is unknown'}" for rank, place in named]
     who = output.count(len(found.ranks), "rank") if len(found.ranks) > 1 else f"rank {found.ranks[0]}"
     summary = f"{who} takes {found.factor:.1f} times as long as the others"
     evidence.append(str(found))
