@@ -238,9 +238,7 @@ def _checkpoints(run: Run) -> str:
         written = "unknown"
         with contextlib.suppress(OSError):
             written = _utc((Path(one["directory"]) / MANIFEST).stat().st_mtime)
-        rows.append(
-            (one["step"], written, f"{one['nbytes']:,}" if "nbytes" in one else "unknown", one["problem"] or "")
-        )
+        rows.append((one["step"], written, _bytes(one.get("nbytes")), one["problem"] or ""))
     return grid(head, rows, "Checkpoints")
 
 

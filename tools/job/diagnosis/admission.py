@@ -71,14 +71,12 @@ def operator(snapshot: Snapshot) -> Iterator[Cause]:
     if snapshot.state != JobState.NEW or age < PATIENCE or snapshot.pods:
         return
     evidence = [f"no condition {duration(age)} after the job was created"]
-    if snapshot.workload.kind != "PyTorchJob":
-        summary = f"{snapshot.workload.maker} has not reacted to the job"
-        advice = f"restore the controller of {snapshot.workload.resource}: find its pod and read its log"
-        yield Cause("operator", Layer.JOB, summary, evidence, advice=advice)
-        return
-    if "others" not in snapshot.unseen:
+    job, maker, advice = snapshot.workload, "the training operator", None
+    if job.kind != "PyTorchJob":
+        maker, advice = job.maker, f"restore the controller of {job.resource}: find its pod and read its log"
+    elif "others" not in snapshot.unseen:
         evidence += _operator_pods(snapshot)
-    yield Cause("operator", Layer.JOB, "the training operator has not reacted to the job", evidence)
+    yield Cause("operator", Layer.JOB, f"{maker} has not reacted to the job", evidence, advice=advice)
 
 
 def _operator_pods(snapshot: Snapshot) -> list[str]:

@@ -226,8 +226,8 @@ def _for_memory(snapshot: Snapshot, failed: Failed, cause: Cause | None) -> Caus
     """Return that a process was killed for its memory, if an event of its node shows it."""
     if cause is None or cause.kind != "killed":
         return None
-    words = [*(failed.container.get("command") or []), *(failed.container.get("args") or [])]
-    event = node_health.killed_for_memory(snapshot, failed.ended.node, cause.at, words)
+    command = f"{failed.container.get('command')} {failed.container.get('args')}"
+    event = node_health.killed_for_memory(snapshot, failed.ended.node, cause.at, command)
     if event is None:
         return None
     summary = summary_of("oom-host", failed.pod.short)

@@ -288,34 +288,27 @@ def _own(line: Line) -> Found | None:
 
 def _found(report: Report) -> Found | None:
     """Return the class of a report; None where no class matches and it is not an exception either."""
-    line, rank = report.line, report.line.rank
+    found = Found("crash", report.line, report.line.rank, weight=report.weight, text=report.text)
     if report.weight is Weight.CHILD:
-        kind = SIGNALS.get(128 + report.signal)
+        kind, sign = SIGNALS.get(128 + report.signal), log_patterns.of_signal(report.signal)
         if kind is None:
             return None
-        proof = proof_of(report.text)
-        sign = log_patterns.of_signal(report.signal)
-        says, fix = (sign.says, sign.fix) if sign else (None, None)
-        return Found(
-            kind, line, rank, weight=report.weight, signal=report.signal, text=report.text, proof=proof,
-            says=says, fix=fix,
-        )  # fmt: skip
+        found = replace(found, kind=kind, signal=report.signal, proof=proof_of(report.text))
+        return replace(found, says=sign.says, fix=sign.fix) if sign else found
     if event := signs.event(report.text):
         shown = event.match.search(report.text)
-        proof = shown.span() if shown else (0, 0)
-        return Found(event.cause, line, rank, weight=report.weight, text=report.text, proof=proof, fix=event.fix)
+        return replace(found, kind=event.cause, proof=shown.span() if shown else (0, 0), fix=event.fix)
     client = form("client").search(report.text) or form("client_code").search(report.place)
     for row in log_patterns.classes():
         hit = row.search(report.text, report.stack)
         if hit and not (client and row.kind in log_topics.table("between_ranks")):
             # What NCCL says of a refused connection is not about the rendezvous.
             kind = (row.kind == "rendezvous" and log_patterns.of_program(report.text)) or row.kind
-            found = Found(kind, line, rank, weight=report.weight, text=report.text)
-            return replace(found, proof=hit[0].span(), fix=hit[1].fix, says=hit[1].says, inner=report.inner)
+            proof, sign = hit[0].span(), hit[1]
+            return replace(found, kind=kind, proof=proof, fix=sign.fix, says=sign.says, inner=report.inner)
     if not report.exception:
         known = log_patterns.of_program(report.text)
-        proof = proof_of(report.text)
-        return Found(known, line, rank, weight=report.weight, text=report.text, proof=proof) if known else None
+        return replace(found, kind=known, proof=proof_of(report.text)) if known else None
     relayed = form("relays").match(report.text) is not None
     kind = None if relayed else log_topics.of(report)
     vague = relayed or form("vague").match(report.text) is not None
@@ -324,10 +317,7 @@ def _found(report: Report) -> Found | None:
     if kind is None and not relayed:
         python = form("exception").match(report.text) is not None
         kind = "script" if place or (python and (report.text.rstrip(": ").count(" ") or not vague)) else None
-    return Found(
-        kind or "crash", line, rank, weight=report.weight, vague=vague, text=report.text, guessed=True,
-        bare=not report.place, place=place,
-    )  # fmt: skip
+    return replace(found, kind=kind or "crash", vague=vague, guessed=True, bare=not report.place, place=place)
 
 
 def proof_of(text: str) -> tuple[int, int]:

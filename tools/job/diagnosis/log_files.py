@@ -29,6 +29,7 @@ LARGEST = 2**30  # bytes of a log, unpacked
 CHUNK = 2**20
 GZIP = b"\x1f\x8b"
 MOST = 512  # files
+Reports = list[list[Report]]  # of each log
 CUT = "the log ends inside a traceback, which shows where it failed and not why: give the lines that follow"
 LEFT = "a process failed, and its own output is not in the log: give the log of that rank"
 SHOWN = 3  # errors that training survived
@@ -113,9 +114,7 @@ def explain(files: Iterable[LogFile], code: int | None = None) -> Explanation:
     return _without_failure(logs, reports, code, checked)
 
 
-def _without_failure(
-    logs: list[LogFile], reports: list[list[Report]], code: int | None, checked: list[str]
-) -> Explanation:
+def _without_failure(logs: list[LogFile], reports: Reports, code: int | None, checked: list[str]) -> Explanation:
     """Return the answer for logs that report no failure."""
     seen = [no_steps.look(log.lines, bool(log.skipped)) for log in logs]
     kind = exit_codes.kind_of(code, accelerated=True) if code else None

@@ -6,10 +6,9 @@ is wrong), and by Kubernetes itself.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from tools.core.timestamps import moment
 from tools.facts.node_labels import DEEP, HEALTH, hyperpod_faults
@@ -31,7 +30,7 @@ GOOD = re.compile(r"(?i)IsReady|NodeReady\b|NodeHas(?:Sufficient|No)|Registered|
 # Events of the kubelet and of node-problem-detector about a process that the kernel killed.
 KILLED = re.compile(r"SystemOOM|OOMKilling")
 VICTIM = re.compile(r"victim process: ([^,]{1,64})|Killed process \d+ \(([^()]{1,64})\)")
-OWN_PROCESS = re.compile(r"$|python|torchrun|pt_|ray::")  # torch names its threads pt_main_thread, pt_data_worker
+OWN_PROCESS = re.compile(r"python|torchrun|pt_|ray::")  # torch names its threads pt_main_thread, pt_data_worker
 # What the driver reports of a program's own fault: Xids 13, 31, 43 and 45.
 OF_PROGRAM = re.compile(r"(?i)xid\D{0,3}(?:13|31|43|45)(?!\d)")
 LOST = re.compile(r"NodeNotReady|Rebooted|Shutdown|(?:Deleting|Removing)Node|(?i:interrupt|terminat|reclaim)")
@@ -55,9 +54,7 @@ def problems(snapshot: Snapshot, name: str | None, until: datetime | None = None
     return sorted(found, key=lambda one: ("device", "node-unhealthy", "node-lost").index(one.kind))
 
 
-def killed_for_memory(
-    snapshot: Snapshot, name: str | None, until: datetime | None, command: Iterable[Any]
-) -> str | None:
+def killed_for_memory(snapshot: Snapshot, name: str | None, until: datetime | None, command: str) -> str | None:
     """Return the event of a node that the kernel killed a process for its memory, None if there is none.
 
     A process with a name that is neither Python's nor in the `command` is another pod's.
@@ -67,7 +64,7 @@ def killed_for_memory(
         near = at is None or until is None or abs((until - at).total_seconds()) < INCIDENT
         victim = VICTIM.search(str(event.get("message")))
         program = (victim[1] or victim[2]) if victim else ""
-        ours = OWN_PROCESS.match(program) or any(program in str(word) for word in command)
+        ours = program in command or OWN_PROCESS.match(program)
         if near and ours and KILLED.search(str(event.get("reason"))):
             return short(f"event {event.get('reason')}: {event.get('message', '')}")
     return None

@@ -21,7 +21,9 @@ PASSING = re.compile(r"no relationship found between node|object \S+ not registe
 # Other complaints about new pods and nodes pass too, when a driver has registered or an address is attached.
 PASSES = 30.0  # seconds that a pod has been on its node
 TRIES = 4  # within those seconds
-NO_NETWORK = "the node's network plugin gives the pod no network"
+# The tables of signs.yaml for the kubelet's complaints; the last row of the last table takes every message.
+TABLES = dict.fromkeys(("FailedMount", "FailedAttachVolume", "FailedMapVolume"), "container-config volume")
+TABLES |= dict.fromkeys(("FailedCreatePodSandBox", "NetworkNotReady"), "sandbox")
 DISK_FULL = "free space on the node's disk, or start nodes with a larger one"
 
 
@@ -137,17 +139,10 @@ def mounts(snapshot: Snapshot) -> Iterator[Cause]:
             evidence = [short(f"{pod.short} on {pod.node}: {reason}: {message}")]
             if _passes(snapshot, pod, event):
                 break
-            if reason in ("FailedMount", "FailedAttachVolume", "FailedMapVolume"):
-                sign = signs.first("container-config", message) or signs.first("volume", message)
-                kind, advice = (sign.cause, sign.fix) if sign else ("volume", None)
-                summary = "a volume cannot be mounted"
-                yield Cause(kind, Layer.BLOCKED, summary, evidence, pod.name, at=at, advice=advice)
-                return
-            if reason in ("FailedCreatePodSandBox", "NetworkNotReady"):
-                sign = signs.first("sandbox", message)
-                kind, summary = (sign.cause, sign.says) if sign else ("pod-network", NO_NETWORK)
-                advice = sign.fix if sign else None
-                yield Cause(kind, Layer.BLOCKED, summary, evidence, pod.name, at=at, advice=advice)
+            tables = TABLES.get(str(reason), "").split()
+            if sign := next(filter(None, (signs.first(table, message) for table in tables)), None):
+                summary = sign.says or "a volume cannot be mounted"
+                yield Cause(sign.cause, Layer.BLOCKED, summary, evidence, pod.name, at=at, advice=sign.fix)
                 return
 
 
