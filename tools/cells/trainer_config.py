@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.core import UserError, repo
-from tools.kube.manifests import Manifests, Object, name_of
+from tools.core.nested import mapping
+from tools.kube.manifests import Manifests, name_of
 from tools.workload import kinds
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def config_texts(manifests: Manifests, checkout: Path) -> Texts:
     found: Texts = {}
     for layer in (*FILES, DATA):
         for item in manifests.of_kind("ConfigMap"):
-            text = _data(item).get(f"{layer}.yaml")
+            text = mapping(item.get("data")).get(f"{layer}.yaml")
             if isinstance(text, str):
                 labels = {str(value) for value in (item["metadata"].get("labels") or {}).values()}
                 found[layer] = (_origin(layer, text, labels, checkout) or f"{name_of(item)}/{layer}.yaml", text)
@@ -92,14 +93,8 @@ def write_settings(manifests: Manifests, settings: Iterable[str]) -> None:
         texts = apply_override(texts, setting)
     load_texts(texts)
     for item in manifests.of_kind("ConfigMap"):
-        data = _data(item)
+        data = mapping(item.get("data"))
         data.update({f"{layer}.yaml": text for layer, (_, text) in texts.items() if f"{layer}.yaml" in data})
-
-
-def _data(item: Object) -> Object:
-    """Return the texts of a ConfigMap, nothing where they are not a mapping."""
-    data = item.get("data")
-    return data if isinstance(data, dict) else {}
 
 
 def _origin(layer: str, text: str, labels: set[str], checkout: Path) -> str | None:

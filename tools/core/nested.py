@@ -16,6 +16,11 @@ def walk(value: Any, path: str = "", skip: Container[str] = ()) -> Iterator[tupl
             yield from walk(inner, f"{path}[{index}]", skip)
 
 
+def mapping(value: Any) -> dict[str, Any]:
+    """Return a mapping, an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
 def mappings(value: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the mappings in plain data with their paths, each before those in it."""
     yield from ((where, part) for where, part in walk(value, path) if isinstance(part, dict))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tools.core.nested import mapping
 from tools.workload.pod import Pod
 from tools.workload.workload import Workload
 
@@ -44,11 +45,9 @@ class Hosts:
 
     def _selected(self, name: str, namespace: str) -> list[Pod]:
         """Return the job's pods that the Service of this name selects."""
-        spec = (self.job.manifests.named("Service", name, namespace) or {}).get("spec")
-        selector = spec.get("selector") if isinstance(spec, dict) else None
-        if not isinstance(selector, dict) or not selector:
-            return []
-        return [pod for pod in self.pods if all(pod.labels.get(key) == selector[key] for key in selector)]
+        service = self.job.manifests.named("Service", name, namespace) or {}
+        selector = mapping(mapping(service.get("spec")).get("selector"))
+        return [pod for pod in self.pods if selector and selector.items() <= pod.labels.items()]
 
     def _missing(self, host: str, pod: Pod, selected: Sequence[Pod]) -> NoSuchHost:
         if selected:

@@ -10,7 +10,7 @@ import re
 
 from tools.kube.manifests import Object
 from tools.workload.pod import Pod
-from tools.workload.workload import JobState, Role, Workload, label, number
+from tools.workload.workload import JobState, Role, Workload, group_of, label, number
 
 JOB_LABEL = "HPJob"
 BOUNDS = ("minReplicas", "maxReplicas")  # of elasticPolicy
@@ -32,8 +32,7 @@ class HyperPodPyTorchJob(Workload):
     @classmethod
     def matches(cls, item: Object) -> bool:
         """Return whether an object is of this kind, which AWS's pages also spell HyperPodPytorchJob."""
-        group = str(item.get("apiVersion")).rpartition("/")[0]
-        return str(item.get("kind")).lower() == cls.kind.lower() and group == "sagemaker.amazonaws.com"
+        return str(item.get("kind")).lower() == cls.kind.lower() and group_of(item) == "sagemaker.amazonaws.com"
 
     @property
     def state(self) -> str:

@@ -6,8 +6,8 @@ left out here: `<job>-<index>`, which is also its host name.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from tools.core.nested import mapping
 from tools.kube.manifests import Object
 from tools.workload.launches import launches
 from tools.workload.pod import Pod, main_container, with_environment
@@ -32,8 +32,6 @@ class Batch:
     first: int = 0
     subdomain: str = ""
     added: dict[str, str] = field(default_factory=dict)
-    environment: tuple[Object, ...] = ()
-    main: str = ""
 
     def pods(self) -> list[Pod]:
         """Return the pods that run at the same time, by index."""
@@ -45,7 +43,7 @@ class Batch:
         own = f"{self.name}-{index}"
         labels = {JOB_NAME: self.name, "job-name": self.name, **self.added}
         annotations = dict(self.added)
-        given = list(self.environment)
+        given: list[Object] = []
         spec = template["spec"]
         if indexed(self.spec):
             labels[INDEX] = annotations[INDEX] = str(index)
@@ -62,7 +60,7 @@ class Batch:
             restart_policy=str(spec.get("restartPolicy") or "Never"),
             spec=with_environment(spec, given),
             hosts=(f"{own}.{self.subdomain}",) if self.subdomain and indexed(self.spec) else (),
-            main=main_container(template, self.main),
+            main=main_container(template),
             random_end=True,
         )
 
@@ -154,14 +152,12 @@ def _headless(name: str, job: Workload) -> Nameless | None:
     if found is None:
         possible = {"kind": "Service", "metadata": {"name": name}, "spec": {"clusterIP": "None"}}
         return Nameless(f"the headless Service {name} is not in the file", f"add the Service {name}", possible)
-    spec: Any = found.get("spec")
-    spec = spec if isinstance(spec, dict) else {}
+    spec = mapping(found.get("spec"))
     if spec.get("clusterIP") != "None":
         return Nameless(f"the Service {name} is not headless", f"Service {name}: clusterIP: None")
     labels = {JOB_NAME: job.name, "job-name": job.name}
     labels |= (job.spec["template"].get("metadata") or {}).get("labels") or {}
-    selector = spec.get("selector")
-    if isinstance(selector, dict) and any(labels.get(key, value) != value for key, value in selector.items()):
+    if any(labels.get(key, value) != value for key, value in mapping(spec.get("selector")).items()):
         remedy = f"Service {name}: selector: {{{JOB_NAME}: {job.name}}}"
         return Nameless(f"the Service {name} does not select the job's pods", remedy)
     return None

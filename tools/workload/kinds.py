@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.core.errors import UserError
-from tools.core.nested import mappings
+from tools.core.nested import mapping, mappings
 from tools.core.repo import nearest
 from tools.core.tables import load
 from tools.kube.json_patch import value_at
@@ -20,7 +20,7 @@ from tools.workload.pytorchjob import PyTorchJob
 from tools.workload.trainjob import GROUP as TRAINER_GROUP
 from tools.workload.trainjob import TrainJob
 from tools.workload.volcano import VolcanoJob
-from tools.workload.workload import Workload
+from tools.workload.workload import Workload, group_of
 from tools.workload.wrappers import Part
 
 KINDS: tuple[type[Workload], ...] = (*(PyTorchJob, TrainJob, HyperPodPyTorchJob, VolcanoJob, JobSet, IndexedJob),)
@@ -89,7 +89,7 @@ def of(item: Object, manifests: Manifests | None = None, version: str = "") -> W
 def native_path(item: Object) -> tuple[str, ...] | None:
     """Return the path of the pod template in an object of Kubernetes' own kinds, None for other kinds."""
     group, path = _TABLE["native"].get(str(item.get("kind")), (None, ()))
-    return tuple(path) if group == _group(item) else None
+    return tuple(path) if group == group_of(item) else None
 
 
 def templates(item: Object) -> Iterator[tuple[str, Object]]:
@@ -102,7 +102,7 @@ def templates(item: Object) -> Iterator[tuple[str, Object]]:
 
 def meant(item: Object) -> str | None:
     """Return the kind that an object's kind misspells, None if it misspells no modelled kind of its group."""
-    kind, group = str(item.get("kind")), _group(item)
+    kind, group = str(item.get("kind")), group_of(item)
     modelled = [one.kind for one in KINDS if one.api.rpartition("/")[0] == group]
     native = [name for name, (served, _) in _TABLE["native"].items() if served == group]
     holders = [name for name, resource in wrappers.RESOURCES.items() if resource.partition(".")[2] == group]
@@ -114,13 +114,9 @@ def _kind(item: Object) -> type[Workload] | None:
     return next((one for one in KINDS if one.matches(item)), None)
 
 
-def _group(item: Object) -> str:
-    return str(item.get("apiVersion")).rpartition("/")[0]
-
-
 def _unknown(part: Part, every: Manifests, holders: set[str]) -> Unknown | None:
     """Return an object that runs pods and is not modelled, None for any other."""
-    item, group = part.item, _group(part.item)
+    item, group = part.item, group_of(part.item)
     path = native_path(item)
     if path is not None:
         started = _starts(item, path, every)
@@ -155,7 +151,5 @@ def _starts(item: Object, path: tuple[str, ...], every: Manifests) -> bool:
 
 
 def _runtime(job: Object) -> str:
-    spec = job.get("spec")
-    reference = spec.get("runtimeRef") if isinstance(spec, dict) else None
-    reference = reference if isinstance(reference, dict) else {}
+    reference = mapping(mapping(job.get("spec")).get("runtimeRef"))
     return f"{reference.get('kind') or 'ClusterTrainingRuntime'}/{reference.get('name')}"

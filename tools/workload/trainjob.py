@@ -8,14 +8,15 @@ plugins/torch/torch.go (variables) and pkg/constants/constants.go.
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
+from tools.core.nested import mapping
 from tools.kube.manifests import Object, name_of
 from tools.kube.quantity import quantity
 from tools.kube.shapes import RUNTIME, misshapes
 from tools.workload.jobset import JobSet
 from tools.workload.pod import ControllerFault, Pod, PodsUnknown, main_container
-from tools.workload.workload import JobState, RetryLimit, Role, Workload, number
+from tools.workload.workload import JobState, RetryLimit, Role, Workload, group_of, number
 
 GROUP = "trainer.kubeflow.org"
 ANCESTOR, TRAINER = f"{GROUP}/trainjob-ancestor-step", "trainer"
@@ -53,7 +54,7 @@ class TrainJob(Workload):
         if self.runtime is None:
             return RetryLimit(f"{self._wanted}: spec.template.spec.failurePolicy", None, False, "unknown")
         limit = self._jobset.retries
-        return RetryLimit(f"{self._wanted}: spec.template.{limit.path}", limit.limit, limit.written, limit.counts)
+        return replace(limit, path=f"{self._wanted}: spec.template.{limit.path}")
 
     def container_of(self, template: Object) -> str:
         return main_container(template, NODE)
@@ -80,8 +81,7 @@ class TrainJob(Workload):
         return None
 
     def _is_wanted(self, item: Object) -> bool:
-        group = str(item.get("apiVersion")).partition("/")[0]
-        return group == GROUP and f"{item.get('kind')}/{name_of(item)}" == self._wanted
+        return group_of(item) == GROUP and f"{item.get('kind')}/{name_of(item)}" == self._wanted
 
     @functools.cached_property
     def _jobset(self) -> JobSet:
@@ -143,15 +143,7 @@ class TrainJob(Workload):
             return []
         names = {one["name"] for one in self._replicated_jobs if _is_trainer(one)}
         return [
-            Role(
-                role.name,
-                f"{self._wanted}: spec.template.{role.path}",
-                role.replicas,
-                role.most,
-                role.template,
-                role.restart_policy,
-                role.name in names,
-            )
+            replace(role, path=f"{self._wanted}: spec.template.{role.path}", trains=role.name in names)
             for role in self._jobset.roles
         ]
 
@@ -234,7 +226,7 @@ class TrainJob(Workload):
             {**one, "env": _upserted(one.get("env") or [], added)} if one.get("name") == NODE else one
             for one in pod.spec["containers"]
         ]
-        return Pod(**{**vars(pod), "spec": {**pod.spec, "containers": containers}, "main": NODE})
+        return replace(pod, spec={**pod.spec, "containers": containers}, main=NODE)
 
     def _processes(self, pod: Pod) -> str:
         """Return numProcPerNode, else `auto` with GPUs, else the CPUs (getNumCPUPerNode).
@@ -280,8 +272,8 @@ class TrainJob(Workload):
 
 
 def _is_trainer(one: Object) -> bool:
-    labels: Any = (one["template"].get("metadata") or {}).get("labels") or {}
-    return isinstance(labels, dict) and labels.get(ANCESTOR) == TRAINER
+    metadata = one["template"].get("metadata") or {}
+    return mapping(metadata.get("labels")).get(ANCESTOR) == TRAINER
 
 
 def _upserted(entries: list[Object], added: list[Object]) -> list[Object]:

@@ -8,10 +8,11 @@ and validate/admit_job.go.
 
 from dataclasses import replace
 
+from tools.core.nested import mapping
 from tools.kube.manifests import Object
 from tools.workload.launches import launches
 from tools.workload.pod import Pod
-from tools.workload.workload import JobState, Nameless, Role, Workload, label, number
+from tools.workload.workload import Nameless, Role, Workload, label, number
 
 # These give each pod its name as host name, and the job's as subdomain. The frameworks' imply svc.
 NAMES_PLUGINS = ("svc", "pytorch", "mpi", "tensorflow", "ray")
@@ -40,9 +41,7 @@ class VolcanoJob(Workload):
 
     @property
     def state(self) -> str:
-        state = self.status.get("state")
-        phase = state.get("phase") if isinstance(state, dict) else None
-        return self.states.get(str(phase), JobState.CREATED if self.status else JobState.NEW)
+        return self.states.get(str(mapping(self.status.get("state")).get("phase")), self._active())
 
     @property
     def queue(self) -> str:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from tools.core.errors import UserError
+from tools.core.nested import mapping
 from tools.core.tables import load
 from tools.kube.json_patch import value_at
 from tools.kube.manifests import Manifests, Object
@@ -107,8 +108,7 @@ class Workload(ABC):
     @classmethod
     def matches(cls, item: Object) -> bool:
         """Return whether an object is of this kind, in any version of its API group."""
-        group = str(item.get("apiVersion")).rpartition("/")[0]
-        return item.get("kind") == cls.kind and group == cls.api.rpartition("/")[0]
+        return item.get("kind") == cls.kind and group_of(item) == cls.api.rpartition("/")[0]
 
     @property
     def served(self) -> bool:
@@ -137,13 +137,11 @@ class Workload(ABC):
     @property
     def spec(self) -> Object:
         """Return the spec, empty if it is not a mapping."""
-        spec = self.item.get("spec")
-        return spec if isinstance(spec, dict) else {}
+        return mapping(self.item.get("spec"))
 
     def section(self, key: str) -> Object:
         """Return a mapping of the spec, empty if it is missing or something else."""
-        value = self.spec.get(key)
-        return value if isinstance(value, dict) else {}
+        return mapping(self.spec.get(key))
 
     @functools.cached_property
     def misshapen(self) -> list[Misshape]:
@@ -302,8 +300,7 @@ class Workload(ABC):
 
     @property
     def status(self) -> Object:
-        status = self.item.get("status")
-        return status if isinstance(status, dict) else {}
+        return mapping(self.item.get("status"))
 
     @property
     def state(self) -> str:
@@ -344,8 +341,7 @@ class Workload(ABC):
     @property
     def queue(self) -> str:
         """Return the queue that the job names (Kueue's label), else an empty text."""
-        labels = self.item["metadata"].get("labels")
-        return str(labels.get(QUEUE_LABEL) or "") if isinstance(labels, dict) else ""
+        return str(mapping(self.item["metadata"].get("labels")).get(QUEUE_LABEL) or "")
 
     @property
     def retries(self) -> RetryLimit:
@@ -413,13 +409,18 @@ class Workload(ABC):
         return JobState.CREATED if self.status else JobState.NEW
 
 
+def group_of(item: Object) -> str:
+    """Return the API group of an object, empty for the core group."""
+    return str(item.get("apiVersion")).rpartition("/")[0]
+
+
 def label(pod: Object, *names: str) -> str:
     """Return the first of several labels, or else annotations, that a live pod has, or an empty text."""
     metadata = pod.get("metadata") or {}
     for places in ("labels", "annotations"):
-        values = metadata.get(places) or {}
+        values = mapping(metadata.get(places))
         for name in names:
-            if isinstance(values, dict) and isinstance(values.get(name), str) and values[name]:
+            if isinstance(values.get(name), str) and values[name]:
                 return str(values[name])
     return ""
 
