@@ -53,7 +53,7 @@ class Measured:
     def planned(self, constant: float) -> float:
         run = self.plan.run
         assert run.machine is not None
-        return speed.seconds(run.shape, run.layout, run.machine, {**FITTED, "matmul CPU": constant})
+        return speed.Clock(run.shape, run.layout, run.machine, {**FITTED, "matmul CPU": constant}).seconds()
 
 
 def measure(cell: str, settings: tuple[str, ...]) -> Round:

@@ -56,7 +56,7 @@ class Row:
         return self.layout.step_tokens / self.layout.gpus / float(self.facts["rate"])
 
     def log_error(self, fitted: Mapping[str, float]) -> float:
-        return math.log(speed.seconds(self.shape, self.layout, self.machine, fitted) / self.measured)
+        return math.log(speed.Clock(self.shape, self.layout, self.machine, fitted).seconds() / self.measured)
 
     def error(self, fitted: Mapping[str, float]) -> float:
         return math.exp(self.log_error(fitted)) - 1

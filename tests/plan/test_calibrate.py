@@ -23,12 +23,12 @@ def test_calibration_explains_the_run_and_is_kept(card: str, tmp_path: Path) -> 
     """The constants that are kept, and no others, make the planned step as long as the measured one."""
     machine = replace(H100, card=replace(CARDS["H100"], efficiency=card))
     plan = Plan(replace(run(), machine=machine))
-    step_s = 1.2 * speed.seconds(plan.run.shape, plan.run.layout, H100, FITTED)
+    step_s = 1.2 * speed.Clock(plan.run.shape, plan.run.layout, H100, FITTED).seconds()
     constants = calibrate.fitted(plan, step_s)
     assert list(constants) == [f"matmul {card}", f"flash2 {card}"]
     calibrate.keep(tmp_path / "facts.yaml", plan, constants, "a run")
     kept = yaml.safe_load((tmp_path / "facts.yaml").read_text(encoding="utf-8"))
-    again = speed.seconds(plan.run.shape, plan.run.layout, machine, {**FITTED, **kept["fitted"]})
+    again = speed.Clock(plan.run.shape, plan.run.layout, machine, {**FITTED, **kept["fitted"]}).seconds()
     assert again == pytest.approx(step_s, rel=0.01)
     assert kept["sources"] == dict.fromkeys(constants, "a run")
 
@@ -86,13 +86,15 @@ def test_a_cpus_peak_is_a_measurement_and_may_be_exceeded() -> None:
 
     def at(share: float) -> float:
         layout = replace(plan.run.layout, attention="sdpa")
-        return speed.seconds(plan.run.shape, layout, machine, {**FITTED, "matmul CPU": share})
+        return speed.Clock(plan.run.shape, layout, machine, {**FITTED, "matmul CPU": share}).seconds()
 
     one = replace(plan, run=replace(plan.run, layout=replace(plan.run.layout, attention="sdpa")))
     assert calibrate.fitted(one, at(1.2)) == {"matmul CPU": pytest.approx(1.2, rel=1e-3)}
     with pytest.raises(UserError, match="at 125% of its peak"):
         calibrate.fitted(one, at(1.3))
     card = Plan(replace(run(), machine=H100))
-    most = speed.seconds(card.run.shape, card.run.layout, H100, {**FITTED, "matmul H100": 1.0, "flash2 H100": 1.0})
+    most = speed.Clock(
+        card.run.shape, card.run.layout, H100, {**FITTED, "matmul H100": 1.0, "flash2 H100": 1.0}
+    ).seconds()
     with pytest.raises(UserError, match="at 100% of its peak"):
         calibrate.fitted(card, 0.9 * most)

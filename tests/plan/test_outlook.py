@@ -45,5 +45,5 @@ def test_a_node_of_your_own_without_a_known_network(tmp_path: Path) -> None:
         plan = Plan(on_instance(run(), machine, 4, room_on(machine)))
         assert (plan.step_s is not None) is known
         assert ("network_mbps" in plan.why_unknown) is not known
-        assert plan.prices["on demand"] == (80.0 if known else None)
+        assert plan.place.prices["on demand"] == (80.0 if known else None)
         assert Plan(on_instance(run(), machine, 1, room_on(machine))).step_s  # one node needs no network

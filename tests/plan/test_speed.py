@@ -35,14 +35,14 @@ def test_what_makes_a_step_slower(change: dict[str, object], slower: bool) -> No
     """The same tokens of a step, in another layout."""
     layout = Layout(8192, 2, gpus=8, shard=8)
     other = replace(layout, **change)  # type: ignore[arg-type]
-    before, after = (speed.seconds(LLAMA, one, H100, FITTED) / one.step_tokens for one in (layout, other))
+    before, after = (speed.Clock(LLAMA, one, H100, FITTED).seconds() / one.step_tokens for one in (layout, other))
     assert (after > before) == slower
 
 
 def test_a_slow_network_is_exposed() -> None:
     layout = Layout(8192, 1, gpus=64, shard=64)
     slow = Machine(CARDS["H100"], 12.5e9, "TCP")
-    fast, tcp = ({one.name: one.seconds for one in speed.terms(LLAMA, layout, it, FITTED)} for it in (H100, slow))
+    fast, tcp = (speed.Clock(LLAMA, layout, one, FITTED).parts() for one in (H100, slow))
     name = "exchange of weights and gradients"
     assert tcp[name] > 10 * fast[name]
     assert tcp["MLP products"] == fast["MLP products"]
@@ -52,13 +52,13 @@ def test_a_slow_network_is_exposed() -> None:
 def test_the_network_that_is_needed_hides_the_exchange(change: dict[str, int]) -> None:
     """With less the exchange is exposed, with more it only shares the card."""
     layout = replace(Layout(8192, 1, gpus=64, shard=64), **change)  # type: ignore[arg-type]
-    needed = speed.network_needed(LLAMA, layout, H100, FITTED)
+    needed = speed.Clock(LLAMA, layout, H100, FITTED).network_needed()
     if layout.gpus == 8:
         assert needed == 0
         return
 
     def exchange(network: float) -> float:
-        terms = speed.terms(LLAMA, layout, Machine(CARDS["H100"], network, "EFA"), FITTED)
+        terms = speed.Clock(LLAMA, layout, Machine(CARDS["H100"], network, "EFA"), FITTED).steps()
         return next(one.seconds for one in terms if one.name == "exchange of weights and gradients")
 
     assert exchange(0.7 * needed) > 1.5 * exchange(needed)
@@ -78,11 +78,11 @@ def flop(how: str) -> float:
 def test_an_explanation_multiplies_to_its_seconds(recompute: str, adapters: dict[str, int]) -> None:
     """What a term multiplies takes as long as it says at the fitted rate; its reads make a product slower."""
     layout = replace(Layout(8192, 2, gpus=8, shard=8, recompute=recompute), **adapters)  # type: ignore[arg-type]
-    found = [one for one in speed.terms(LLAMA, layout, H100, FITTED) if "matmul H100" in one.constants]
+    found = [one for one in speed.Clock(LLAMA, layout, H100, FITTED).steps() if "matmul H100" in one.constants]
     rates = {one.name: flop(one.how) / one.seconds / H100.card.peak / FITTED["matmul H100"] for one in found}
     assert len(rates) == (4 if adapters else 3)
     assert all(0.7 < rate < 1 for rate in rates.values()), rates
-    (attention,) = (one for one in speed.terms(LLAMA, layout, H100, FITTED) if one.name == "attention")
+    (attention,) = (one for one in speed.Clock(LLAMA, layout, H100, FITTED).steps() if one.name == "attention")
     rate = H100.card.peak * FITTED["flash2 H100"] / (1 + FITTED["short rows"] / 8192)
     assert flop(attention.how) / rate == pytest.approx(attention.seconds)
 
@@ -92,7 +92,7 @@ def test_selective_recomputation_keeps_no_products_of_experts() -> None:
     layout = Layout(8192, 2, gpus=8, shard=8)
     for shape, equal in ((replace(LLAMA, experts=8, chosen=2), True), (LLAMA, False)):
         found = [
-            {one.name: one for one in speed.terms(shape, replace(layout, recompute=how), H100, FITTED)}
+            {one.name: one for one in speed.Clock(shape, replace(layout, recompute=how), H100, FITTED).steps()}
             for how in ("selective", "full")
         ]
         selective, full = (terms["MLP products"] for terms in found)
@@ -105,7 +105,7 @@ def on_a_cpu(layout: Layout, shape: Shape, peak: float = 80e9) -> dict[str, floa
     card = Card("CPU", peak, None, calibrate.CPU["bandwidth"], calibrate.CPU["link"], "CPU", "measured by the trainer")
     fitted = {**FITTED, "matmul CPU": 0.9}
     machine = Machine(card, calibrate.CPU["link"], "TCP")
-    return {one.name: one.seconds for one in speed.terms(shape, layout, machine, fitted)}
+    return {one.name: one.seconds for one in speed.Clock(shape, layout, machine, fitted).steps()}
 
 
 TINY = Shape(256, 768, 4, 4, 2, 4096)

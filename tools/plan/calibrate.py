@@ -47,7 +47,7 @@ def fitted(plan: Plan, step_s: float) -> dict[str, float]:
         return {first: share} | {name: share * part for name, part in shares.items()}
 
     def seconds(share: float) -> float:
-        return speed.seconds(shape, layout, machine, {**FITTED, **constants(share)})
+        return speed.Clock(shape, layout, machine, {**FITTED, **constants(share)}).seconds()
 
     low, high = LOWEST, HIGHEST_ON_CPU if machine.card.efficiency == "CPU" else HIGHEST
     if not seconds(high) <= step_s <= seconds(low):

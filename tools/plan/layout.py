@@ -263,10 +263,7 @@ def _attention(config: Config, compiled: bool) -> str:
 
 
 def chunk_size(tokens: int, words: int, tensor: int, on_a_cpu: bool) -> int:
-    """Return the tokens of a chunk of the loss; 0 if there are no chunks.
-
-    Ranks that share the words always take the way of chunks, be it one.
-    """
+    """Return the tokens of a chunk of the loss, 0 without chunks; ranks that share the words have at least one."""
     size = choices.loss_chunk(tokens, words // tensor, not on_a_cpu)
     return size if size < tokens else tokens if tensor > 1 else 0
 

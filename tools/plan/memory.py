@@ -88,10 +88,7 @@ class Estimate:
 
 
 def estimate(config: Config, nodes: int, room: Room) -> Estimate:
-    """Return what each process of a job on `nodes` nodes needs, of an elastic job at its fewest nodes.
-
-    Raises ConfigError when the batch cannot be divided over the processes.
-    """
+    """Return what each process needs, of an elastic job at its fewest nodes. ConfigError: no division of the batch."""
     return of_layout(Shape.of(config), Layout.of(config, fewest(config, nodes), room.processes), room)
 
 
@@ -344,10 +341,7 @@ class _Need:
         return self.layout.tensor if self.layout.sequence else 1
 
     def _selected(self) -> int:
-        """torchtitan's operators: the input, attention's output and every second matrix product's.
-
-        The products of experts are not among them.
-        """
+        """torchtitan's operators: the input, attention's output, every second matrix product's but those of experts."""
         shape = self.shape
         last = shape.hidden * (self.layout.kernels == "eager")  # the compiler sees that nothing reads it again
         products = shape.queries + shape.narrow + (shape.inner + last if shape.experts == 1 else 0)

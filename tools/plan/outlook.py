@@ -11,7 +11,7 @@ from tools.facts.instances import Instance
 from tools.plan import memory, speed
 from tools.plan.layout import CARDS, FITTED, Layout, Machine, Shape, chunk_size, nodes_of
 from tools.plan.memory import Estimate, Room
-from tools.plan.speed import Step
+from tools.plan.speed import Clock, Step
 from training.config import Config
 
 OFFERS: dict[str, Any] = load("facts/offers.yaml")
@@ -127,10 +127,6 @@ class Run:
     def nodes(self) -> int:
         return nodes_of(self.layout)
 
-    @property
-    def place(self) -> Place:
-        return Place(self.name, self.instance, self.nodes, self.room)
-
 
 def _machine(config: Config, instance: Instance | None, room: Room) -> Machine | None:
     """Return the machine, None where its card is unknown: a CPU is known once a run was calibrated."""
@@ -161,11 +157,16 @@ class Plan:
         return memory.of_layout(self.run.shape, self.run.shrunk or self.run.layout, self.run.room)
 
     @cached_property
-    def steps(self) -> list[Step]:
+    def _clock(self) -> Clock | None:
+        """What gives the times, None where the card, its network or a constant is unknown."""
         run = self.run
-        if run.machine is None or self.step_s is None:
-            return []
-        return speed.terms(run.shape, run.layout, run.machine, FITTED)
+        if run.machine is None or self._no_network or not speed.used(run.layout, run.machine) <= FITTED.keys():
+            return None
+        return Clock(run.shape, run.layout, run.machine, FITTED)
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        return self._clock.steps() if self._clock else []
 
     @property
     def why_unknown(self) -> str:
@@ -190,18 +191,12 @@ class Plan:
 
     @cached_property
     def step_s(self) -> float | None:
-        run = self.run
-        if run.machine is None or self._no_network or not speed.used(run.layout, run.machine) <= FITTED.keys():
-            return None
-        return speed.seconds(run.shape, run.layout, run.machine, FITTED)
+        return self._clock.seconds() if self._clock else None
 
     @property
     def network_needed(self) -> float | None:
         """Bytes a second that leave a node from which on the exchange is hidden; None if unknown."""
-        run = self.run
-        if run.machine is None or self.step_s is None:
-            return None
-        return speed.network_needed(run.shape, run.layout, run.machine, FITTED)
+        return self._clock.network_needed() if self._clock else None
 
     @property
     def error(self) -> float:
@@ -287,18 +282,13 @@ class Plan:
         error, run = self.error, self.run
         busy = (run.steps + run.evaluated) * self.step_s
         saves = math.ceil(run.steps / run.save_every) * self.stall_s
-        share = self.ettr or 1.0
-        expected = busy / share if self.ettr else busy + saves
+        expected = busy / self.ettr if self.ettr else busy + saves
         return expected / 3600, expected * (1 - error) / 3600, expected * (1 + error) / 3600
 
     @property
     def place(self) -> Place:
-        return self.run.place
-
-    @property
-    def prices(self) -> dict[str, float | None]:
-        """USD an hour for all nodes, by kind of offer; None is unknown."""
-        return self.place.prices
+        run = self.run
+        return Place(run.name, run.instance, run.nodes, run.room)
 
     @property
     def costs(self) -> dict[str, tuple[float, float, float] | None]:
@@ -306,7 +296,7 @@ class Plan:
         hours = self.hours
         return {
             kind: None if price is None or hours is None else (price * hours[0], price * hours[1], price * hours[2])
-            for kind, price in self.prices.items()
+            for kind, price in self.place.prices.items()
         }
 
     @property
@@ -343,11 +333,7 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """Return the plan for JSON; null is unknown."""
         run = self.run
-        told = {
-            "name": run.name,
-            "instance": run.instance.name if run.instance else None,
-            "nodes": run.nodes,
-            "gpus": run.layout.gpus,
+        return self.place.as_dict() | {
             "memory": self.memory.as_dict(),
             "step_s": self.step_s,
             "unknown": self.why_unknown or None,
@@ -356,7 +342,6 @@ class Plan:
             "mfu": self.mfu,
             "tokens": run.steps * run.layout.step_tokens,
             "hours": self.hours,
-            "usd_per_hour": self.prices,
             "usd": self.costs,
             "checkpoint": {
                 "bytes": self.checkpoint_bytes, "stall_s": self.stall_s, "every_steps": run.save_every,
@@ -364,17 +349,12 @@ class Plan:
             },
             "between_failures_s": self.between_failures_s,
             "ettr": self.ettr,
-            "network": self.place.network,
             "network_needed_bytes_per_s": self.network_needed,
         }  # fmt: skip
-        return {key: told[key] for key in KEYS}
 
 
 def on_instance(run: Run, instance: Instance, nodes: int, room: Room, **changes: Any) -> Run:
-    """Return the same training on other machines, FSDP over all ranks, with other changes of its layout.
-
-    Raises ValueError if the ranks cannot share the batch.
-    """
+    """Return the same training on other machines, FSDP over all ranks. ValueError: the ranks cannot share the batch."""
     world, tensor = nodes * room.processes, changes.get("tensor", run.layout.tensor)
     micro, replicas = changes.get("micro", run.layout.micro), world // tensor
     sequences = run.layout.step_tokens // run.layout.length
@@ -388,6 +368,3 @@ def on_instance(run: Run, instance: Instance, nodes: int, room: Room, **changes:
     changes = {"shard": replicas, **changes, **own}
     layout = replace(run.layout, **changes)
     return replace(run, layout=layout, shrunk=None, room=room, instance=instance, machine=Machine.of(instance))
-
-
-__all__ = ["CARDS", "OFFERS", "Place", "Plan", "Run", "on_instance"]

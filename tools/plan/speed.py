@@ -55,20 +55,6 @@ class Step:
     constants: tuple[str, ...]
 
 
-def terms(shape: Shape, layout: Layout, machine: Machine, fitted: Mapping[str, float]) -> list[Step]:
-    """Return the parts of a step's time."""
-    return _Clock(shape, layout, machine, fitted).steps()
-
-
-def seconds(shape: Shape, layout: Layout, machine: Machine, fitted: Mapping[str, float]) -> float:
-    return sum(_Clock(shape, layout, machine, fitted).parts().values())
-
-
-def network_needed(shape: Shape, layout: Layout, machine: Machine, fitted: Mapping[str, float]) -> float:
-    """Return the bytes a second that leave a node from which on computation hides the exchange between nodes."""
-    return _Clock(shape, layout, machine, fitted).network_needed()
-
-
 def used(layout: Layout, machine: Machine) -> set[str]:
     """Return the fitted constants that a run depends on: without a source for one, nothing is predicted."""
     card = machine.card.efficiency
@@ -99,7 +85,9 @@ def _kernel(layout: Layout, machine: Machine) -> str:
 
 
 @dataclass(frozen=True)
-class _Clock:
+class Clock:
+    """The time of a step of a run, with the fitted constants."""
+
     shape: Shape
     layout: Layout
     machine: Machine
@@ -225,14 +213,11 @@ class _Clock:
         return LOGIT[self.layout.kernels] * logits / self._bandwidth
 
     def _weights(self) -> float:
-        held = self.shape.parameters / self.layout.model_ranks
         share = WEIGHT if self.layout.trained is None else HALF * 2
-        return share * held / self._bandwidth
+        return share * self._held / self._bandwidth
 
     def _optimizer(self) -> float:
-        trained = self.layout.trained or self.shape.parameters
-        local = trained / self.layout.model_ranks / self.layout.state_ranks
-        return OPTIMIZER * local / self._bandwidth + self._calls
+        return OPTIMIZER * self._trained / self.layout.state_ranks / self._bandwidth + self._calls
 
     @property
     def _calls(self) -> float:
@@ -276,7 +261,7 @@ class _Clock:
         return total + self._exposed(reduce, backward)
 
     def network_needed(self) -> float:
-        """The largest exchange between nodes, over the time of the computation beside it."""
+        """Return the bytes a second that leave a node from which on computation hides the exchange between nodes."""
         layout, (forward, backward) = self.layout, self._computed()
         late = HALF * self._held * (layout.gathers - 1) + layout.reduced * self._trained
         reduced = 2 * layout.reduced * self._trained / layout.shard
@@ -291,10 +276,7 @@ class _Clock:
         return max(needs)
 
     def _exposed(self, exchange: float, compute: float) -> float:
-        """What the computation does not hide, and what it is slowed down by sharing the card.
-
-        A processor does both itself, so that it hides nothing.
-        """
+        """What the computation does not hide, and its slowdown by sharing the card. A processor hides nothing."""
         if self._on_cpu:
             return exchange
         return max(0.0, exchange - compute) + self.fitted["contention"] * min(exchange, compute)
@@ -341,6 +323,10 @@ class _Clock:
             "exchange of weights and gradients": self._exchange(forward, backward),
             "pipeline bubble": (layout.pipeline - 1) / layout.interleave * (forward + backward),
         }
+
+    def seconds(self) -> float:
+        """Seconds of a step."""
+        return sum(self.parts().values())
 
     def steps(self) -> list[Step]:
         """The parts, each with its arithmetic."""

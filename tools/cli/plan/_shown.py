@@ -122,7 +122,7 @@ def _explain(plan: Plan) -> None:
     output.line("sources:")
     card = plan.run.machine.card if plan.run.machine else None
     rows = [("memory", MEMORY), *([("card", card.source)] if card else [])]
-    rows += [(kind, f"{OFFERS[kind]['source']} ({OFFERS[kind]['date']})") for kind in plan.prices]
+    rows += [(kind, f"{OFFERS[kind]['source']} ({OFFERS[kind]['date']})") for kind in plan.place.prices]
     saved = "host" if plan.run.beside else "storage"
     rows += [(name, OFFERS[key]["source"]) for name, key in (("saves", saved), ("restart", "restart_s"))]
     rates = OFFERS["interruptions_per_gpu_hour"]
