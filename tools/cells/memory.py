@@ -14,7 +14,7 @@ from tools.core.errors import UserError
 from tools.facts.instances import Instance
 from tools.kube.quantity import quantity
 from tools.plan.memory import Estimate, Room, estimate
-from tools.plan.outlook import Plan, Run
+from tools.plan.outlook import Place, Plan, Run
 from tools.plan.search import MICRO
 from training.config import ConfigError
 
@@ -44,8 +44,8 @@ def room_on(instance: Instance) -> Room:
     return Room.on(instance, instance_patch.memory_mib(instance))
 
 
-def where(cell: Cell) -> str:
-    """Return a cell's machines in words: `4 x g5.48xlarge`."""
+def where(cell: Cell | Place) -> str:
+    """Return the machines of a cell or a plan in words: `4 x g5.48xlarge`."""
     return f"{cell.nodes} x {cell.instance.name if cell.instance else 'pod'}"
 
 
@@ -53,10 +53,7 @@ def smallest(root: Path, found: Matrix, hardware: str, model: str) -> Cell:
     """Return the cell of a pair that needs the least memory: what to try first for a pair that has no cell.
 
     It recomputes all activations and runs on the hardware's machine with the most memory, on at most as many
-    nodes as the hardware's largest cell. Sharding and micro batch are those with the smallest need.
-
-    Raises:
-        UserError: no number of nodes can share the model's batch, or a file of the pair is wrong.
+    nodes as the hardware's largest cell. Raises UserError if no number of nodes can share the model's batch.
     """
     trials = _trials(root, found, hardware, model, _largest(found, hardware))
     return min(trials, key=lambda trial: trial[0].needed)[1]

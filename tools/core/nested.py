@@ -26,10 +26,10 @@ def mappings(value: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]
     yield from ((where, part) for where, part in walk(value, path) if isinstance(part, dict))
 
 
-def mapped(value: Any, change: Callable[[str], Any]) -> Any:
-    """Return a copy of plain data with its texts changed."""
+def mapped(value: Any, change: Callable[[str], Any], keys: bool = False) -> Any:
+    """Return a copy of plain data with its texts changed, of mappings the `keys` too."""
     if isinstance(value, dict):
-        return {key: mapped(inner, change) for key, inner in value.items()}
+        return {mapped(key, change) if keys else key: mapped(inner, change, keys) for key, inner in value.items()}
     if isinstance(value, list):
-        return [mapped(inner, change) for inner in value]
+        return [mapped(inner, change, keys) for inner in value]
     return change(value) if isinstance(value, str) else value

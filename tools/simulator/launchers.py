@@ -22,10 +22,7 @@ _ALONE = ("standalone",)
 
 
 def kind(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the launcher that a program is, and the words behind it.
-
-    The launcher is `python` for a python program, and empty for any other program.
-    """
+    """Return the launcher that a program is, `python`, or nothing for other programs, and the words behind it."""
     name, rest = PurePosixPath(words[0]).name, list(words[1:])
     if name in ("accelerate-launch", "deepspeed.pt", "ds"):
         return {"accelerate-launch": "accelerate"}.get(name, "deepspeed"), rest
@@ -148,14 +145,7 @@ def _accelerate(
     """Follow launch_command: a configuration file, its distributed_type, and the launcher of that type."""
     path = given.text("config-file") or _accelerate_default(environment, files)
     config = _config(path, files) if path is not None else {}
-    for name in (
-        "num_machines",
-        "num_processes",
-        "machine_rank",
-        "main_process_ip",
-        "main_process_port",
-        "rdzv_backend",
-    ):
+    for name in TABLE["accelerate configuration"]:
         if config.get(name) is not None:
             given.values.setdefault(name.replace("_", "-"), str(config[name]))
     needed = ("num-machines", "num-processes")

@@ -52,9 +52,7 @@ class Success(enum.Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended: why it failed (`reason`), whose exit decided it (`pod`), what stopped it
-    (`signal`).
-    """
+    """How a job ended: why it failed (`reason`), whose exit decided it (`pod`), what stopped it (`signal`)."""
 
     end: End
     reason: str = ""
@@ -85,15 +83,6 @@ class _Running:
         return self.process is not None and self.process.poll() is None
 
 
-@dataclass
-class _Stop:
-    """A request to stop: which signal, when it arrived, and whether to kill the pods at once."""
-
-    signal: int = 0
-    at: float = 0.0
-    at_once: bool = False
-
-
 class Supervisor:
     """Runs the pods of one job until it succeeds, fails or is stopped. Leaves no process behind."""
 
@@ -120,7 +109,7 @@ class Supervisor:
             _Running(pod, log_path(run_directory, pod.name), relayed=index == 0) for index, pod in enumerate(pods)
         ]
         self._selector = selectors.DefaultSelector()
-        self._stop = _Stop()
+        self._stopped_by, self._stopped_at, self._at_once = 0, 0.0, False  # the signal, when, and whether it insists
         self._restarts = 0
         self._highest = 0
         self._not_ours: set[int] = set()
@@ -142,17 +131,17 @@ class Supervisor:
     def _signals(self) -> Iterator[None]:
         def asked(number: int, _frame: object) -> None:
             now = time.monotonic()
-            if not self._stop.signal:
-                self._stop.signal, self._stop.at = number, now
-            elif number == signal.SIGINT and now - self._stop.at > INSIST_SECONDS:
-                self._stop.at_once = True
+            if not self._stopped_by:
+                self._stopped_by, self._stopped_at = number, now
+            elif number == signal.SIGINT and now - self._stopped_at > INSIST_SECONDS:
+                self._at_once = True
 
         before = {number: signal.signal(number, asked) for number in STOP_SIGNALS}
         try:
             yield
         finally:
             for number, handler in before.items():  # after a stop, another signal must not cut the cleanup short
-                signal.signal(number, signal.SIG_IGN if self._stop.signal else handler)
+                signal.signal(number, signal.SIG_IGN if self._stopped_by else handler)
 
     def _start(self, running: _Running) -> None:
         running.attempts += 1
@@ -178,7 +167,7 @@ class Supervisor:
     def _watch(self) -> Outcome:
         while True:
             self._read(TICK)
-            if self._stop.signal:
+            if self._stopped_by:
                 return self._drain()
             outcome = self._look_at_pods()
             if outcome is not None:
@@ -230,16 +219,14 @@ class Supervisor:
     def _finish_others(self, first: _Running) -> Outcome:
         """After success, wait for pods that still run, for at most their grace period."""
         deadline = time.monotonic() + first.pod.grace
-        while time.monotonic() < deadline and not self._stop.signal:
+        while time.monotonic() < deadline and not self._stopped_by:
             if not any(item.alive for item in self._pods):
                 break
             self._read(TICK)
         return Outcome(End.SUCCEEDED, pod=first.pod.name)
 
     def _drain(self) -> Outcome:
-        """Send SIGTERM to every pod; wait until all have ended, the grace period is over or the user
-        insists.
-        """
+        """Send SIGTERM to every pod; wait until all have ended, the grace period is over or the user insists."""
         self._note(
             f"stopping: the pods save and end, for up to {max(item.pod.grace for item in self._pods)} s"
             " (Ctrl-C again ends them at once)"
@@ -248,12 +235,12 @@ class Supervisor:
         for running in self._pods:
             if running.process is not None:
                 processes.send_signal(running.process, signal.SIGTERM)
-        while not self._stop.at_once:
+        while not self._at_once:
             waited = time.monotonic() - began
             if not any(item.alive and waited < item.pod.grace for item in self._pods):
                 break
             self._read(TICK)
-        return Outcome(End.STOPPED, signal=self._stop.signal)
+        return Outcome(End.STOPPED, signal=self._stopped_by)
 
     def _end_all(self) -> set[int]:
         """Kill everything of this job that still runs; return the processes that could not be killed."""
@@ -302,7 +289,9 @@ class Supervisor:
             assert stream is not None
             with contextlib.suppress(KeyError):
                 self._selector.unregister(stream)
-            self._take_rest(running, stream, is_output)
+            with contextlib.suppress(BlockingIOError):
+                while chunk := os.read(stream.fileno(), CHUNK):
+                    self._take(running, chunk, is_output)
             stream.close()
         if running.partial and running.relayed:
             self._relay(running.partial.decode(errors="replace"))
@@ -310,11 +299,6 @@ class Supervisor:
         if running.log_file is not None:
             running.log_file.close()
         running.process = None
-
-    def _take_rest(self, running: _Running, stream: IO[bytes], is_output: bool) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(stream.fileno(), CHUNK):
-                self._take(running, chunk, is_output)
 
     def _progress(self) -> int:
         """Return the highest step that the run has reached. A resumed run may start below it."""

@@ -32,6 +32,7 @@ IMAGE = "training-operator"  # the last word of its name
 
 DEFAULT_PORT_NAME = "pytorchjob-port"
 DEFAULT_PORT = 23456
+ELASTIC = {"maxRestarts": "PET_MAX_RESTARTS", "nProcPerNode": "PET_NPROC_PER_NODE", "rdzvId": "PET_RDZV_ID"}
 LABEL = "training.kubeflow.org/"
 
 
@@ -136,7 +137,13 @@ def _pod(job: Object, release: tuple[int, ...], replica_type: str, index: int) -
     template = replica["template"]
     metadata = template.get("metadata") or {}
     name = job["metadata"]["name"]
-    labels = dict(metadata.get("labels") or {}) | _labels(name, replica_type, index)
+    labels = {
+        **(metadata.get("labels") or {}),
+        LABEL + "operator-name": "pytorchjob-controller",
+        LABEL + "job-name": name,
+        LABEL + "replica-type": replica_type.lower(),
+        LABEL + "replica-index": str(index),
+    }
     if _is_master(job, release, replica_type, index):
         labels[LABEL + "job-role"] = "master"
     spec = with_environment(template["spec"], _environment(job, release, replica_type, index))
@@ -158,15 +165,6 @@ def _pod(job: Object, release: tuple[int, ...], replica_type: str, index: int) -
         hosts=(own,),
         main=main_container(template, DEFAULT_CONTAINER),
     )
-
-
-def _labels(job_name: str, replica_type: str, index: int) -> dict[str, str]:
-    return {
-        LABEL + "operator-name": "pytorchjob-controller",
-        LABEL + "job-name": job_name,
-        LABEL + "replica-type": replica_type.lower(),
-        LABEL + "replica-index": str(index),
-    }
 
 
 def _is_master(job: Object, release: tuple[int, ...], replica_type: str, index: int) -> bool:
@@ -219,9 +217,7 @@ def _master(job: Object, rank: int, total: int, with_nproc: bool) -> list[tuple[
 
 
 def _processes(nproc: str | None) -> int:
-    """Return the processes of a node for WORLD_SIZE: one when nprocPerNode is not an integer
-    (getNprocPerNodeInt).
-    """
+    """Return the processes of a node for WORLD_SIZE: one when nprocPerNode is not an integer (getNprocPerNodeInt)."""
     return int(nproc) if nproc is not None and re.fullmatch(r"[+-]?[0-9]+", nproc) else 1
 
 
@@ -241,13 +237,7 @@ def _elastic(job: Object) -> list[tuple[str, str]]:
         ("PET_RDZV_BACKEND", "c10d" if backend is None else backend),
         ("PET_NNODES", f"{elastic['minReplicas']}:{elastic['maxReplicas']}"),
     ]
-    for key, variable in (
-        ("maxRestarts", "PET_MAX_RESTARTS"),
-        ("nProcPerNode", "PET_NPROC_PER_NODE"),
-        ("rdzvId", "PET_RDZV_ID"),
-    ):
-        if elastic.get(key) is not None:
-            pairs.append((variable, str(elastic[key])))
+    pairs += [(name, str(elastic[key])) for key, name in ELASTIC.items() if elastic.get(key) is not None]
     if elastic.get("rdzvConf") is not None:
         pairs.append(("PET_RDZV_CONF", _rdzv_conf(elastic["rdzvConf"])))
     if elastic.get("standalone"):

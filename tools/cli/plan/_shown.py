@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+from tools.cells.memory import where
 from tools.core import output
 from tools.plan.layout import FITTED, nodes_of, source_of
 from tools.plan.memory import CARDS, GIB
@@ -18,7 +19,7 @@ def row(plan: Plan | Place) -> tuple[str, ...]:
     price = place.prices[offer or "on demand"]
     cost = known.costs[offer] if known and offer else None
     return (
-        _named(place),
+        where(place),
         f"{place.gpus:,}" if place.room.what in CARDS else "none",
         _memory(plan),
         "unknown" if price is None else f"{dollars(price)}{f' {offer}' if offer not in (None, 'on demand') else ''}",
@@ -28,16 +29,12 @@ def row(plan: Plan | Place) -> tuple[str, ...]:
     )
 
 
-def _named(place: Place) -> str:
-    return f"{place.nodes} x {place.instance.name if place.instance else 'pod'}"
-
-
 def _machines(place: Place) -> str:
     """Return the machines, with what the pods take of them."""
     room, there = place.room, place.instance.processes if place.instance else 0
     part = f", {room.processes} of the {there} of each" if room.nbytes and room.processes < there else ""
     return (
-        f"{_named(place)}, {output.count(place.gpus, room.what, 'processes' if room.what == 'process' else None)}{part}"
+        f"{where(place)}, {output.count(place.gpus, room.what, 'processes' if room.what == 'process' else None)}{part}"
     )
 
 
