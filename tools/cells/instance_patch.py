@@ -40,18 +40,13 @@ def cpus(instance: Instance) -> int:
 
 
 def memory_mib(instance: Instance) -> int:
-    """Return the memory left for a trainer in MiB: a whole number of GiB.
-
-    The kubelet subtracts huge pages from the node's allocatable memory.
-    """
+    """Return the memory left for a trainer in MiB, a whole number of GiB: the kubelet subtracts huge pages."""
     left = instance.allocatable_memory_mib - instance.hugepages_2mi_mib - DAEMON_MEMORY_MIB
     return int(left * MEMORY_SHARE) // 1024 * 1024
 
 
 def shm_mib(instance: Instance) -> int:
-    """Return the size of /dev/shm in MiB: 8 GiB for each device, at most 64. It counts against the
-    container's memory.
-    """
+    """Return the size of /dev/shm in MiB: 8 GiB a device, at most 64. It counts against the container's memory."""
     share = memory_mib(instance) // 8 // 1024 * 1024
     return max(1024, min(SHM_MIB_PER_DEVICE * max(1, instance.accelerators), SHM_MOST_MIB, share))
 

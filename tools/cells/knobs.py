@@ -70,10 +70,7 @@ class Knobs:
 
 
 def rendered(cell: str | None, file: str | None, knobs: Knobs) -> Manifests:
-    """Return the objects of a cell, or of a file (`-` is standard input), with the knobs applied.
-
-    A cell is a cell's name or any directory with a kustomization. Raises UserError and ConfigError.
-    """
+    """Return the objects of a cell or a file (`-`: standard input) with the knobs. Raises UserError, ConfigError."""
     if (cell is None) == (file is None):
         raise UserError("give a cell, or a file with -f", "cells: yard matrix check")
     manifests = locate.rendered(cell) if cell is not None else read(str(file))
@@ -195,10 +192,7 @@ def _write_devices(job: Workload, amounts: Object, count: int) -> None:
 def _write_number(
     container: Object, options: Sequence[str], variables: Sequence[str], change: Callable[[int], int]
 ) -> bool:
-    """Change the number that a container's words or variables give; return whether they give one.
-
-    A word such as `auto` or `2:4` counts as 0.
-    """
+    """Change the number in a container's words or variables; return whether there is one. `auto` counts as 0."""
 
     def changed(text: str) -> str:
         return str(change(int(text) if text.isdecimal() and len(text) < 7 else 0))

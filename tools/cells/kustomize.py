@@ -89,10 +89,7 @@ def find(root: Path) -> Renderer | None:
 
 
 def ensure(root: Path, progress: Progress) -> Renderer:
-    """Return a renderer; if the machine has none, install one in the cache.
-
-    `progress` receives one line at a time. Raises UserError with what was tried and what to install.
-    """
+    """Return a renderer, if need be installed in the cache. Raises UserError with what was tried."""
     reasons: list[str] = []
     found = _first(root, reasons)
     if found is not None:

@@ -32,10 +32,7 @@ def refuse_diamonds(root: Path, target: str, parts: Iterable[Path]) -> None:
 
 
 def reached(root: Path, target: Path) -> list[Path]:
-    """Return the local directories that the Kustomize target `target` consists of, itself first.
-
-    Raises UserError when one is reached twice, or a kustomization is not readable.
-    """
+    """Return the local directories of a target, itself first. UserError: one is reached twice, or is not readable."""
     routes: dict[Path, str] = {}
     _walk(root, target.resolve(), "", routes)
     return list(routes)

@@ -22,13 +22,9 @@ def cells() -> list[str]:
 
 
 def cell_path(text: str) -> Path:
-    """Return the directory of the cell that `text` names.
+    """Return the directory of a cell: `cpu/llama-tiny` in the checkout, or any path with a kustomization.
 
-    `text` is `overlays/cpu/llama-tiny` or `cpu/llama-tiny`, looked up in the checkout, or any path to a
-    directory with a kustomization file, looked up from the working directory.
-
-    Raises:
-        UserError: no such cell. The hint says why the pair has none, or names the nearest cell.
+    Raises UserError: the hint says why the pair has no cell, or names the nearest one.
     """
     for candidate in (Path(text).expanduser(), repo.root() / text, repo.root() / "overlays" / text):
         if candidate.is_dir() and is_kustomization(candidate):

@@ -136,10 +136,7 @@ def wanted(root: Path, matrix: Matrix) -> dict[Path, str]:
 
 
 def changes(root: Path, matrix: Matrix) -> list[Change]:
-    """Return the generated files that differ from the matrix, sorted by path.
-
-    Raises UserError where a file that was not generated is in the way.
-    """
+    """Return the generated files that differ from the matrix, by path. UserError: another file is in the way."""
     asked = wanted(root, matrix)
     found = {path: text_of(path, root) for path in _generated_files(root)}
     for path in sorted(asked):
@@ -167,10 +164,7 @@ def check(root: Path) -> State:
 
 
 def sync(root: Path) -> State:
-    """Write overlays/ from the matrix and return what changed. Each file is replaced atomically.
-
-    Raises UserError as `check` does, and when a file cannot be written.
-    """
+    """Write overlays/ from the matrix, each file at once, and return what changed. Raises UserError as `check` does."""
     state = check(root)
     for change in state.changes:
         try:

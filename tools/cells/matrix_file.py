@@ -250,10 +250,7 @@ def _rows(
 
 
 def _in_place(entry: CommentedMap, sections: Mapping[str, Any], line: int, text: str) -> str:
-    """Return a cell's sections as a document with the matrix's line numbers, so that errors point there.
-
-    A cell in flow style ({...}) is on one line.
-    """
+    """Return a cell's sections as a document with the matrix's line numbers, also of a cell in flow style ({...})."""
     if entry.fa.flow_style():
         return "\n" * (line - 1) + json.dumps(sections)
     lines = text.splitlines()

@@ -69,10 +69,7 @@ def of(manifests: Manifests) -> Plan | Place:
 
 
 def of_job(job: Workload, config: Config, ranks: int = 0) -> Plan:
-    """Return the plan of a job with this configuration, of an elastic one with the ranks that it has now, if any.
-
-    Raises UserError and ConfigError.
-    """
+    """Return the plan of a job, of an elastic one with the `ranks` that it has now. UserError and ConfigError."""
     pods = _pods_of(job)
     processes = number(str(job.spec.get("nprocPerNode") or job.section("trainer").get("numProcPerNode")))
     place = _place(job.name, pods, "")

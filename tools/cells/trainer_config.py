@@ -20,10 +20,7 @@ Texts = dict[str, tuple[str, str]]
 
 
 def load_config(manifests: Manifests, checkout: Path) -> Config | None:
-    """Return the trainer's configuration that the ConfigMaps hold, or None when they hold none.
-
-    Raises ConfigError.
-    """
+    """Return the trainer's configuration that the ConfigMaps hold, or None when they hold none. Raises ConfigError."""
     texts = config_texts(manifests, checkout)
     if not texts:
         return None
@@ -58,9 +55,7 @@ def config_texts(manifests: Manifests, checkout: Path) -> Texts:
 
 
 def inputs(config: Config) -> dict[tuple[str, str], str]:
-    """Return what the configuration reads from paths, as {(kind, path): key}. A kind is one of the commands that
-    look at it: data, weights, run or tokenizer.
-    """
+    """Return what the configuration reads, as {(kind, path): key}; a kind is data, weights, run or tokenizer."""
     weights = config.model.weights or ""
     named = {("data", part): "data.source" for part in config.data.source.split("\n")}
     named[("weights", weights)] = "model.weights"

@@ -79,10 +79,7 @@ def captured(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a program and return its output and exit code.
 
-    Raises:
-        OSError: it cannot be started.
-        subprocess.TimeoutExpired: it did not end within `seconds`.
-        TooLarge: it printed more than `largest` bytes to one stream.
+    Raises OSError without a start, subprocess.TimeoutExpired after `seconds`, TooLarge for more than `largest` bytes.
     """
     given = subprocess.DEVNULL if stdin is None else subprocess.PIPE
     process = subprocess.Popen(argv, env=environment, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -116,10 +113,7 @@ def streamed(
     directory: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[int, list[str]]:
-    """Run a program, pass each line of its output to `say`, and return its exit code and its last lines.
-
-    The program ends when this is interrupted. Raises OSError if it cannot be started.
-    """
+    """Run a program, `say` each line; return exit code and last lines. It ends when interrupted. Raises OSError."""
     null, pipe, both = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
     process = subprocess.Popen(
         argv, cwd=directory, env=environment, stdin=null, stdout=pipe, stderr=both, text=True, errors="replace"

@@ -28,10 +28,7 @@ class Unusable(Exception):
 
 @contextmanager
 def workshop(root: Path) -> Iterator[dict[str, str]]:
-    """Yield an environment in which go writes to the cache of `root` only. Its files are removed afterwards.
-
-    Raises Unusable if the machine has no go.
-    """
+    """Yield an environment in which go writes below the cache of `root` only. Raises Unusable without go."""
     if shutil.which("go") is None:
         raise Unusable("no go on PATH")
     try:
@@ -57,19 +54,13 @@ def workshop(root: Path) -> Iterator[dict[str, str]]:
 
 
 def install(package: str, program: str, version: str, environment: dict[str, str], progress: Progress) -> Path:
-    """Build `package` at `version` (without v) in a workshop; return the path of `program` there.
-
-    Raises Unusable.
-    """
+    """Build `package` at `version` (without v) in a workshop; return the path of `program` there. Raises Unusable."""
     run(["go", "install", "-v", f"{package}@v{version}"], environment, progress)
     return Path(environment["GOBIN"]) / program
 
 
 def module(path: str, version: str, environment: dict[str, str], progress: Progress) -> Path:
-    """Fetch module `path` at `version` (without v) in a workshop; return its directory there.
-
-    go checks the module with the public checksum database. Raises Unusable.
-    """
+    """Fetch a module at `version` (without v), with the checksum database; return its directory. Raises Unusable."""
     answer = run(["go", "mod", "download", "-json", f"{path}@v{version}"], environment, progress)
     try:
         return Path(json.loads(answer)["Dir"])

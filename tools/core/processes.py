@@ -38,10 +38,7 @@ def start(
     stdout: int | IO[bytes] | None,
     stderr: int | IO[bytes] | None,
 ) -> subprocess.Popen[bytes]:
-    """Start `argv` in its own session. The kernel kills it when this process dies.
-
-    Call this in the main thread: the kernel ties the child to the thread that started it.
-    """
+    """Start `argv` in its own session. It dies with the thread that starts it: call this in the main thread."""
     parent = os.getpid()
 
     def die_with_parent() -> None:
@@ -85,10 +82,7 @@ def descendants(pids: Iterable[int]) -> set[int]:
 
 
 def kill_tree(processes: Sequence[subprocess.Popen[bytes]], others: Iterable[int] = ()) -> set[int]:
-    """Kill `processes`, `others` and their descendants until none is left.
-
-    Return the processes that are still alive after ten seconds: those stuck in the kernel.
-    """
+    """Kill processes and their descendants; return those that live after ten seconds, because the kernel holds them."""
     own = {process.pid for process in processes if process.poll() is None}
     left = own | set(others)
     deadline = time.monotonic() + KILL_SECONDS

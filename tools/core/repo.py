@@ -86,10 +86,7 @@ def diff(name: str, old: str | None, new: str | None, new_name: str = "") -> str
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file at once: whoever reads it finds the old text or the new one. Makes its directory.
-
-    The permissions of an existing file stay.
-    """
+    """Replace a file at once: readers find the old text or the new one. Makes its directory, keeps its permissions."""
     import tempfile
 
     path.parent.mkdir(parents=True, exist_ok=True)

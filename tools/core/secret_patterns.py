@@ -186,10 +186,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def in_file(path: Path) -> Iterator[FileSecret]:
-    """Yield the first secrets in a file that are not examples.
-
-    Links, binary files, unreadable files and files over LARGEST_FILE yield nothing.
-    """
+    """Yield the first secrets in a file that are no examples; none of links, binary, unreadable or large files."""
     try:
         if path.is_symlink() or path.stat().st_size > LARGEST_FILE:
             return

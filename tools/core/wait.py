@@ -11,12 +11,9 @@ Say = Callable[[str], None]  # takes a line of progress
 def until(
     probe: Callable[[], T | None], seconds: float, every: float = 2.0, report: Callable[[float], None] | None = None
 ) -> T | None:
-    """Call `probe` every `every` seconds until it returns a true value, for at most `seconds`.
+    """Call `probe` every `every` seconds until it returns a true value; return that, or None after `seconds`.
 
     `report` gets the seconds waited so far. The last probe runs at the deadline.
-
-    Returns:
-        The first true value, or None when time is up.
     """
     start = time.monotonic()
     while True:

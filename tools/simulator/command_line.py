@@ -54,10 +54,7 @@ def words(container: Object) -> list[str]:
 
 
 def option(given: Sequence[str], names: Sequence[str]) -> tuple[str, str] | None:
-    """Return the last of the options `names` (without dashes) and its value. In names, - and _ are equal.
-
-    An option may stand in a section, as in `--trainer.save-dir` or Hydra's `trainer.save_dir=...`.
-    """
+    """Return the last of the options `names`, in a section too (`--trainer.save-dir`), and its value. - equals _."""
     wanted = {name.replace("_", "-") for name in names}
     found = None
     for index, word in enumerate(given):

@@ -29,9 +29,7 @@ SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
 @dataclass
 class Environment:
-    """A container's variables in order, the names of secret ones, and required references that do not
-    exist.
-    """
+    """A container's variables in order, the names of secret ones, and required references that do not exist."""
 
     values: dict[str, str] = field(default_factory=dict)
     secret: set[str] = field(default_factory=set)
@@ -69,10 +67,7 @@ def _is_here(address: str) -> bool:
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """Expand `$(NAME)` in `text` from `values` by Kubernetes' rules.
-
-    Raises UserError when the result is longer than Linux allows: values may double from one to the next.
-    """
+    """Expand `$(NAME)` by Kubernetes' rules. UserError for a result longer than Linux allows: values may double."""
     length = 0
 
     def replace(match: re.Match[str]) -> str:
@@ -87,11 +82,7 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 
 
 def resolve(pod: Pod, container: Object, manifests: Manifests, share: int, address: str = MACHINE) -> Environment:
-    """Return the environment of `container` in `pod`.
-
-    `share` is the pod's number of cores on this machine, `address` its IP address. Required objects that the
-    manifests do not have are listed in `missing`.
-    """
+    """Return a container's environment. `share` is its pod's number of cores here, `address` its IP address."""
     result = Environment()
     for source in container.get("envFrom") or []:
         _add_source(result, source, pod, manifests)

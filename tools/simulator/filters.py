@@ -15,10 +15,7 @@ _FIELD = re.compile(r"\{ *+print ++\$(NF|[1-9]|\(NF ?- ?1\)) *+(?:; *+)?\}")
 
 
 def filtered(words: Sequence[str], text: str) -> str | None:
-    """Return what a filter prints for one line of text, or None where that is not known.
-
-    Of several lines, only the first and the last one are known.
-    """
+    """Return what a filter prints for a text, None where that is unknown; of several lines the first or the last."""
     match list(words):
         case ["head" | "tail" as end, "-1" | "-n1"] | ["head" | "tail" as end, "-n", "1"] | ["sed" as end, "-n", "1p"]:
             return (text.splitlines() or [""])[-1 if end == "tail" else 0]

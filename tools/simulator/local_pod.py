@@ -127,10 +127,7 @@ def local_pods(
 
 
 def command_of(pod: Pod, values: Mapping[str, str]) -> list[str]:
-    """Return the words that start a pod's container, `$(NAME)` expanded.
-
-    Raises UserError when the manifest leaves the command to the image, which is not read here.
-    """
+    """Return the words that start a container, `$(NAME)` expanded. UserError: the manifest leaves them to the image."""
     container = pod.container
     if not container.get("command"):
         raise UserError(
@@ -142,10 +139,7 @@ def command_of(pod: Pod, values: Mapping[str, str]) -> list[str]:
 
 
 def _local_hosts(text: str, hosts: Sequence[str]) -> str:
-    """Replace each pod's host name, with or without its domain (`.ns.svc...`), by this machine's address.
-
-    A name after a single slash is part of a path and stays.
-    """
+    """Replace pods' host names, with or without `.ns.svc...`, by this machine's address; not in a path."""
     names = "|".join(re.escape(host) for host in sorted(hosts, key=len, reverse=True))
     return re.sub(rf"(?<![\w.-])(?<!(?<!/)/)(?:{names})(?:\.[a-z0-9.-]*[a-z0-9])?(?![\w-])", ADDRESS, text)
 

@@ -236,9 +236,7 @@ def _runs_etcd(spec: Object) -> bool:
 
 
 def _plain_node(pod: Pod, hosts: Hosts, understood: Launch) -> Node:
-    """Return the node of one process started by python itself, from RANK, WORLD_SIZE, MASTER_ADDR and
-    MASTER_PORT.
-    """
+    """Return the node of one process started by python itself, from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
     values = understood.environment
     needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     for name in needed:
@@ -289,10 +287,7 @@ def _host(host: str, pod: Pod, hosts: Hosts) -> str:
 
 
 def start_of(container: Object, values: Mapping[str, str], given: Given) -> tuple[list[str], dict[str, str], bool]:
-    """Return the words that start a container, its variables, and whether the image's are among them.
-
-    Raises UserError where only the image knows what starts.
-    """
+    """Return a container's words, its variables, and whether those of its image are among them. Raises UserError."""
     image = given.images.get(str(container.get("image")))
     command, arguments = container.get("command") or [], container.get("args") or []
     if given.command:

@@ -99,9 +99,7 @@ _STARTERS = frozenset((*SHELLS, *PREFIXES, "torchrun", "accelerate", "deepspeed"
 
 
 def python_module(words: list[str]) -> tuple[str | None, list[str]]:
-    """Return the module of `python [flags] -m MODULE ...` and the words after it; the module is None for a
-    script.
-    """
+    """Return the module of `python [flags] -m MODULE ...` and the words after it; the module is None for a script."""
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "-c") and rest[0] != "-m":
         rest = rest[2:] if rest[0] in _PYTHON_FLAGS_WITH_VALUE else rest[1:]

@@ -37,10 +37,7 @@ class Unreadable(Exception):
 
 @functools.lru_cache(maxsize=256)
 def parse(text: str) -> Node:
-    """Return a script's tree: its statements are in `Stmts`.
-
-    Raises Unreadable, also for a text over LONGEST characters, and UserError without shfmt.
-    """
+    """Return a script's tree: its statements are in `Stmts`. Raises Unreadable, and UserError without shfmt."""
     if len(text) > LONGEST:
         raise Unreadable(f"it is longer than {LONGEST:,} characters, the limit of Linux")
     if max(itertools.accumulate(_DEEPER.get(char, 0) for char in text), default=0) > DEEPEST:

@@ -87,10 +87,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(module: str, words: list[str], environment: Mapping[str, str], explain: Explain) -> Torchrun:
-    """Parse the words behind the launcher `module`. `explain` says why a word with a mark is not known.
-
-    Raises BadOptions where torchrun would refuse them, and UnknownOptions where they are not known.
-    """
+    """Parse the words behind `module`. BadOptions: torchrun refuses them. UnknownOptions: a mark leaves it open."""
     own = {name: value for name, value in environment.items() if name.startswith("PET_")}
     parser = _parser(module, tuple(sorted(own.items())))
     _judge_abbreviations(parser, words)

@@ -107,10 +107,7 @@ def materialise(pod: Pod, manifests: Manifests, shared: Path, directory: Path) -
 def texts(
     pod: Pod, container: Object, manifests: Manifests, wanted: Callable[[int], bool] = lambda mode: True
 ) -> dict[str, str]:
-    """Return the files that ConfigMaps and Secrets of the manifests give a container, by path.
-
-    `wanted` chooses them by their mode.
-    """
+    """Return the files, by path, that ConfigMaps and Secrets give a container; `wanted` chooses them by their mode."""
     by_name = {volume["name"]: volume for volume in pod.spec.get("volumes") or []}
     found: dict[str, str] = {}
     for mount in container.get("volumeMounts") or []:
@@ -135,9 +132,7 @@ def unexecutable(pod: Pod, container: Object, manifests: Manifests) -> set[str]:
 
 
 def below(directory: Path, inside: str) -> Path:
-    """Return the path `inside` a directory. Raises UserError where it is absolute, or has `..` or a control
-    character.
-    """
+    """Return the path `inside` a directory. UserError: it is absolute, or has `..` or a control character."""
     path = PurePosixPath(inside)
     if not inside.isprintable() or path.is_absolute() or ".." in path.parts or not path.parts:
         raise UserError(f"the manifest names the path {inside!r}, which is not below its volume")

@@ -28,10 +28,7 @@ class Crowded(Finding):
 
 @dataclass(frozen=True)
 class Analysis:
-    """A static verdict on one job, and its nodes where they are known.
-
-    `one_world`: the pods meet, and only the number of processes may be at fault.
-    """
+    """A static verdict on a job, and its known nodes. `one_world`: at most the number of processes is at fault."""
 
     verdict: Verdict
     nodes: list[Node]

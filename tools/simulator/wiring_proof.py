@@ -64,10 +64,7 @@ class Scale:
 
 
 def scale(nodes: Sequence[Node], pods: int | None, nproc: int | None) -> Scale:
-    """Return the size of the proof: the whole job if it is small, else the requested size, else 2 x 2.
-
-    Raises UserError for a size that the job or this machine does not have.
-    """
+    """Return the size of the proof: the whole job if it is small, else as asked, else 2 x 2. Raises UserError."""
     if pods is not None and pods > len(nodes):
         raise UserError(f"--pods {pods}: the job has {len(nodes)} pods", f"--pods 1 to --pods {len(nodes)}")
     total = world_size(nodes)
@@ -173,9 +170,7 @@ def _sized(size: Scale) -> str:
 
 
 def _run(nodes: Sequence[Node], size: Scale, directory: Path, timeout: float) -> tuple[dict[str, int | None], str]:
-    """Start every pod's launcher and wait. Returns exit codes, None for a launcher that had to be killed, and
-    a line about the network.
-    """
+    """Start the launchers and wait. Returns exit codes, None for one that was killed, and a line about the network."""
     meetings = {meeting: (_free_port(), uuid.uuid4().hex) for meeting in {node.meeting for node in nodes}}
     processes.adopt_orphans()
     before = processes.children_of(os.getpid())
@@ -230,9 +225,7 @@ def _over(started: Sequence[subprocess.Popen[bytes]]) -> bool:
 
 
 def _command(node: Node, size: Scale, address: str, port: int, meeting_id: str) -> tuple[list[str], dict[str, str]]:
-    """Return a pod's launch command with the probe in place of its program, and the variables of a rank that
-    no torchrun starts.
-    """
+    """Return a launch command with the probe as its program, and the variables of a rank that no torchrun starts."""
     launcher = [*PYTHON, LAUNCHER]
     backend, _, asked, _ = node.meeting
     torchrun = node.launch.torchrun

@@ -20,9 +20,7 @@ INDEXED = "Indexed"
 
 @dataclass(frozen=True)
 class Batch:
-    """One Job that makes pods: its name, spec and owner, the role of its pods, the index of the first one,
-    their subdomain in DNS, and what its owner adds to labels and annotations.
-    """
+    """One Job that makes pods, its role and owner, the index of its first pod, and what the owner adds to labels."""
 
     name: str
     namespace: str

@@ -29,10 +29,7 @@ _TABLE: dict[str, Any] = load("workload/kinds.yaml")
 
 @dataclass(frozen=True)
 class Unknown:
-    """An object that runs pods, or may, and is not of a modelled kind.
-
-    `path` is the path of its first pod template, empty if it has none, and `reason` why it is not judged.
-    """
+    """An object that may run pods and is not modelled: the `path` of its first pod template, if any, and the reason."""
 
     item: Object
     path: str
@@ -51,10 +48,7 @@ class Found:
 
 
 def find(manifests: Manifests, version: str = "") -> Found:
-    """Return the jobs of a manifest, those inside wrappers too, and what is not modelled.
-
-    `version` is the release of the training operator, empty for the newest.
-    """
+    """Return the jobs of a manifest, also in wrappers, and what is not modelled. `version` is the operator's."""
     return among(wrappers.opened(manifests.objects), manifests.source, version)
 
 

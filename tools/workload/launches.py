@@ -10,10 +10,7 @@ _TABLE: dict[str, list[str]] = load("workload/kinds.yaml")
 
 
 def launches(template: Object, manifests: Manifests) -> bool:
-    """Return whether the containers of a template start a launcher or set a rendezvous.
-
-    Looks at commands, variables' names, and the scripts of mounted ConfigMaps that are in the same file.
-    """
+    """Return whether commands, variables, or mounted scripts of the same file start a launcher or set a rendezvous."""
     spec = template["spec"]
     if any(word in text for text in _texts(spec, manifests) for word in _TABLE["launchers"]):
         return True

@@ -33,9 +33,7 @@ def admits_twice(version: str) -> bool:
 
 
 def rejections(job: Object, version: str) -> list[str]:
-    """Return why operator `version`, or the API server, refuses `job`. The list is empty for an admitted
-    job.
-    """
+    """Return why operator `version`, or the API server, refuses `job`. The list is empty for an admitted job."""
     errors = [one.shown for one in misshapes(job, JOBS["PyTorchJob"], "")]
     if errors:
         return errors

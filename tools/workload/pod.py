@@ -59,11 +59,7 @@ class Pod:
 
 
 def main_container(template: Object, name: str = "") -> str:
-    """Return the name of a template's training container.
-
-    It is the container called `name`, else the one in the annotation kubectl.kubernetes.io/default-container,
-    else the first one.
-    """
+    """Return the name of the container called `name`, else of that in the template's annotation, else of the first."""
     containers: list[Object] = (template.get("spec") or {}).get("containers") or []
     names = [str(container.get("name")) for container in containers]
     noted = ((template.get("metadata") or {}).get("annotations") or {}).get(DEFAULT_CONTAINER_NOTE)
@@ -71,20 +67,14 @@ def main_container(template: Object, name: str = "") -> str:
 
 
 def with_environment(template_spec: Object, variables: Iterable[Object]) -> Object:
-    """Return a copy of a pod spec whose containers have `variables` after their own.
-
-    In Kubernetes the last of two variables with one name wins.
-    """
+    """Return a pod spec whose containers have `variables` after their own: of two with one name the last wins."""
     added = list(variables)
     made = [one | {"env": [*(one.get("env") or []), *added]} for one in template_spec["containers"]]
     return {**template_spec, "containers": made}
 
 
 def check_size(roles: Iterable[tuple[int, Object]]) -> None:
-    """Raise UserError for more pods, or more variables of all pods, than can be looked at one by one.
-
-    `roles` are pairs of a number of pods and the spec of one pod.
-    """
+    """Raise UserError for too many pods or variables. `roles` are pairs of a number of pods and the spec of one."""
     pods = variables = 0
     for count, spec in roles:
         pods += count

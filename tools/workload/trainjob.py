@@ -229,10 +229,7 @@ class TrainJob(Workload):
         return replace(pod, spec={**pod.spec, "containers": containers}, main=NODE)
 
     def _processes(self, pod: Pod) -> str:
-        """Return numProcPerNode, else `auto` with GPUs, else the CPUs (getNumCPUPerNode).
-
-        They are those of resourcesPerNode alone if the job sets it, else those of the container.
-        """
+        """Return numProcPerNode, else `auto` with GPUs, else the CPUs that are asked for (getNumCPUPerNode)."""
         if self._trainer.get("numProcPerNode") is not None:
             return str(self._trainer["numProcPerNode"])
         asked = self._trainer.get("resourcesPerNode")

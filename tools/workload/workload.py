@@ -53,10 +53,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Nameless:
-    """Why other pods cannot find a job's pods by name, and the remedy.
-
-    `possible` is an object that is not in the manifest and that would give them names.
-    """
+    """Why pods cannot be found by name, and the remedy. `possible` is a missing object that would give them names."""
 
     reason: str
     remedy: str
@@ -304,9 +301,7 @@ class Workload(ABC):
 
     @property
     def state(self) -> str:
-        """Return the state by the conditions: Succeeded, Failed, Suspended, Restarting, Running, Created or,
-        before a controller has seen the job, New.
-        """
+        """Return the state by the conditions; New before a controller has seen the job."""
         for kind, state in self.states.items():
             if self.condition(kind):
                 return state
