@@ -11,11 +11,12 @@ import json
 import re
 from typing import Any
 
-from tools.core.command_line import LONGEST_LABEL
+from tools.core.command_line import LABEL, LONGEST_LABEL
 from tools.core.errors import UserError
 from tools.core.nested import mapped
 from tools.kube.manifests import Manifests, Object, name_of
 from tools.workload import ControllerFault, PodsUnknown, Workload, kinds
+from tools.workload.operator_admission import DNS_1035
 
 Names = dict[tuple[str, str], str]  # by kind and old name
 # Kinds of a job's own objects.
@@ -30,8 +31,6 @@ REFERENCES = {
 JOB_LABELS = {kind.job_label for kind in kinds.KINDS} | {"job-name"}
 # What names a run's directory, which may be named after the job: a path on a volume, and a variable's value.
 RUN_PATHS, RUN = {"subPath", "value"}, "TRAINYARD_RUN"
-NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 HASH = re.compile(r"(.+)-([ghk2456789mbcdtf]{10})")
 HASH_LETTERS = str.maketrans("013ae", "ghkmt")
 
@@ -54,7 +53,7 @@ def rename(manifests: Manifests, stems: Names, name: str | None) -> None:
     valid name of the job or of its pods.
     """
     end = "" if name is None else f"-{name}"
-    if name is not None and not NAME.fullmatch(name):
+    if name is not None and not LABEL.fullmatch(name):
         near = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
         hint = f"--name {near}" if near else None
         raise UserError(f"--name {name[:80]!r}: lower-case letters, digits and dashes are needed", hint)

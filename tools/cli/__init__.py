@@ -68,7 +68,8 @@ def invoke(arguments: list[str] | None = None) -> int:
         output.notes(problem.format_message())
         return 2
     except click.UsageError as problem:
-        output.error(_usage_message(problem), _usage_hint(problem))
+        hint = _option_hint(problem) if isinstance(problem, click.NoSuchOption) else _help_hint(problem)
+        output.error(_usage_message(problem), hint)
         return 2
     except click.ClickException as problem:
         output.error(problem.format_message())
@@ -83,9 +84,8 @@ def invoke(arguments: list[str] | None = None) -> int:
         output.error(f"this needs {problem.name}, which is not installed", repo.how_to_install("train"))
         return 3
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the reader has closed the pipe: drop what is buffered
+        # The reader has closed the pipe: drop what is buffered.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as problem:
         if problem.filename is None or problem.errno not in STORAGE:
@@ -93,28 +93,17 @@ def invoke(arguments: list[str] | None = None) -> int:
         output.error(f"{os.fsdecode(problem.filename)}: {problem.strerror}")
         return 3
     except Exception as problem:
-        if not _is_config_error(problem):
+        trainer = sys.modules.get("training.config")  # not imported here: it is slow
+        if trainer is None or not isinstance(problem, trainer.ConfigError):
             raise
         output.error(str(problem))
         return 2
-
-
-def _is_config_error(problem: Exception) -> bool:
-    """Return whether `problem` is the trainer's config error, without importing the trainer."""
-    module = sys.modules.get("training.config")
-    return module is not None and isinstance(problem, module.ConfigError)
 
 
 def _usage_message(problem: click.UsageError) -> str:
     if isinstance(problem, click.NoSuchOption):
         return f"no such option: {problem.option_name}"
     return functools.reduce(str.removesuffix, [".", "\n"], problem.format_message())
-
-
-def _usage_hint(problem: click.UsageError) -> str | None:
-    if isinstance(problem, click.NoSuchOption):
-        return _option_hint(problem)
-    return _help_hint(problem)
 
 
 def _option_hint(problem: click.NoSuchOption) -> str | None:

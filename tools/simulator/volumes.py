@@ -127,8 +127,7 @@ def texts(
 
 def unexecutable(pod: Pod, container: Object, manifests: Manifests) -> set[str]:
     """Return those of `texts` that no user may execute: their mode has none of the bits for it."""
-    found = texts(pod, container, manifests, lambda mode: not mode & 0o111)
-    return set(found)
+    return set(texts(pod, container, manifests, lambda mode: not mode & 0o111))
 
 
 def below(directory: Path, inside: str) -> Path:
