@@ -208,11 +208,7 @@ def _version(program: Path) -> str:
 
 
 def _identity(program: Path) -> list[Any] | None:
-    """Return what changes with a program's file, None for one that is always asked for its version.
-
-    A script, or a link of another name as version managers make them, may start another program each time. A file that
-    cannot be read may still run.
-    """
+    """Return what changes with a program's file; None for a script or a link of another name: it may start others."""
     with contextlib.suppress(OSError):
         file = program.resolve(strict=True)
         with file.open("rb") as opened:

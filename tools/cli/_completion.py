@@ -13,10 +13,7 @@ Source = Callable[[click.Context], list[str]]
 
 
 def of(shown: str) -> Complete | None:
-    """Return what completes an argument by the words in its line of help, such as `[JOB|CELL]`; None for others.
-
-    Where no name fits, the shell completes files: most of these arguments also take a path.
-    """
+    """Return what completes an argument by words of its help such as `[JOB|CELL]`, else files; None for others."""
     sources = [source for word, source in SOURCES.items() if word in re.findall(r"[A-Z]+", shown)]
     if not sources:
         return None

@@ -24,10 +24,7 @@ def of(function: Command, rows: Mapping[str, Any]) -> list[click.Parameter]:
 
 
 def shared(make: Callable[..., dict[str, Any]]) -> Callable[[Command], Command]:
-    """Return a decorator that adds the parameters of `make`, and gives the command what `make` returns of them.
-
-    Their lines are in options.yaml, under the name of `make`.
-    """
+    """Return a decorator that gives a command what `make` returns of its parameters. options.yaml has their lines."""
     rows = load("cli/options.yaml")[make.__name__]
 
     def decorate(command: Command) -> Command:

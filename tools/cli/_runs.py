@@ -7,10 +7,7 @@ from tools.core import UserError, repo
 
 
 def run_directory(run: str | None, name: str | None = None) -> Path:
-    """Return the directory of the run that the user means. Raises UserError with the nearest name.
-
-    `name` is the end of the run's name that `yard run --name` has given it.
-    """
+    """Return the directory of the run that is meant, also of `yard run --name`. UserError names the nearest one."""
     runs = repo.local() / "runs"
     end = "" if name is None else f"-{name}"
     if run is None:

@@ -14,10 +14,7 @@ Check = Callable[..., Iterator[Verdict]]
 
 
 class Question(enum.Enum):
-    """What a rule asks. The value is printed.
-
-    A fault of TRAINS does not start, does not train as one job, loses its work or leaks a secret.
-    """
+    """What a rule asks, as printed. A fault of TRAINS: no start, not one job, lost work or a leaked secret."""
 
     TRAINS = "will it train"
     PRACTICE = "good practice"

@@ -95,11 +95,7 @@ class Supervisor:
         relay: Callable[[str], None],
         note: Callable[[str], None],
     ) -> None:
-        """Prepare to run `pods`. A Master, if there is one, comes first.
-
-        `relay` gets the first pod's output line by line, `note` the events of pods. `run_directory` holds
-        `logs/`, and `metrics.jsonl` as evidence of progress.
-        """
+        """Prepare to run `pods`, a Master first. `relay` gets lines of the first one, `note` the events of all."""
         self._directory = run_directory
         self._success = success
         self._limit = DEFAULT_BACKOFF_LIMIT if backoff_limit is None else backoff_limit

@@ -36,10 +36,7 @@ class Analysis:
 
 
 def analyse(job: Workload, given: Given | None = None) -> Analysis:
-    """Check the wiring of `job`, of any kind, without starting anything.
-
-    An object that is not in the file may give the pods their names. What is wrong even with it is a fault.
-    """
+    """Check the wiring of `job` without starting anything; an object that the file lacks may give the pods names."""
     found = _analyse(job, given or Given())
     lacks = None if job.misshapen else job.nameless
     if found.verdict.state is not State.CANNOT_TELL or lacks is None or lacks.possible is None:

@@ -174,11 +174,7 @@ def _is_master(job: Object, release: tuple[int, ...], replica_type: str, index: 
 
 
 def _environment(job: Object, release: tuple[int, ...], replica_type: str, index: int) -> list[Object]:
-    """Return what setPodEnv (pytorch/envvar.go) appends to the environment of every container, in its order.
-
-    The entries follow the user's, and in Kubernetes the last of two entries with one name wins. A user cannot
-    override them in `env`, only on the command line.
-    """
+    """Return what setPodEnv (pytorch/envvar.go) appends to each container's environment, where it wins over `env`."""
     spec = job["spec"]
     replicas = spec["pytorchReplicaSpecs"]
     total = sum(replica["replicas"] for replica in replicas.values())
