@@ -127,6 +127,21 @@ def test_references(make_job: Job) -> None:
     assert found.missing == []
 
 
+@pytest.mark.parametrize("limits", [{}, {"limits": {"memory": "0"}}])
+def test_without_a_limit_memory_is_the_machines(limits: dict[str, Any], make_job: Job) -> None:
+    """A kubelet merges what the node has into the limits that a container lacks; a request stays 0."""
+    job = make_job()
+    container = container_of(job)
+    container["resources"] = limits
+    container["env"] = [
+        {"name": name, "valueFrom": {"resourceFieldRef": {"resource": f"{name}.memory", "divisor": "1Gi"}}}
+        for name in ("limits", "requests")
+    ]
+    values = resolved(job).values
+    assert int(values["limits"]) > 0
+    assert values["requests"] == "0"
+
+
 def test_what_is_not_optional_is_missed(make_job: Job) -> None:
     job = make_job()
     container_of(job)["env"] = [{"name": "X", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "Z"}}}]

@@ -178,5 +178,8 @@ def _resource(ref: Object, pod: Pod, container: Object, share: int) -> str:
     if resource == "cpu":
         return str(math.ceil(share / divisor))
     resources = asked.get("resources") or {}
-    amount = (resources.get(what) or {}).get(resource) or (resources.get("limits") or {}).get(resource) or "0"
-    return str(math.ceil(quantity(amount) / divisor))
+    given = (resources.get(what) or {}).get(resource) or (resources.get("limits") or {}).get(resource) or "0"
+    amount = quantity(given)
+    if not amount and ref["resource"] == "limits.memory":  # without a limit the kubelet gives what the node has
+        amount = Decimal(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return str(math.ceil(amount / divisor))
