@@ -75,7 +75,9 @@ def rename(manifests: Manifests, stems: Names, name: str | None) -> None:
     if end:
         _check(manifests, str(name))
         services = {old: new for (kind, old), new in names.items() if kind == "Service"}
-        write_hosts(manifests.objects, _host_pairs(hosts, _hosts(kinds.job_of(manifests))), services)
+        new_hosts = _hosts(kinds.job_of(manifests))
+        pairs = dict(zip(hosts, new_hosts, strict=True)) if len(hosts) == len(new_hosts) else {}
+        write_hosts(manifests.objects, pairs, services)
 
 
 def _hash(item: Object) -> str:
@@ -143,10 +145,6 @@ def _hosts(job: Workload) -> list[str]:
         return [host for pod in job.pods() for host in pod.hosts]
     except (PodsUnknown, ControllerFault):
         return []
-
-
-def _host_pairs(old: list[str], new: list[str]) -> dict[str, str]:
-    return dict(zip(old, new, strict=True)) if len(old) == len(new) else {}
 
 
 def write_hosts(objects: list[Object], hosts: dict[str, str], services: dict[str, str]) -> None:

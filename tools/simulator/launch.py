@@ -71,13 +71,14 @@ def read(
         idle = bool(command) and not (outcome.unreadable or code or unfamiliar(outcome))
         return Launch(list(command), dict(environment), unknown=unknown, shown=shown, code=code, idle=idle)
     started = outcome.programs[index]
-    launcher, _ = launchers.kind(started.words)
+    launcher, rest = launchers.kind(started.words)
     scope = outcome.scope
     unsure = {name: explained(scope, value) for name, value in started.environment.items() if MARK.search(value)}
     torchrun = None
     try:
         if launcher not in ("python", ""):
-            torchrun = _options(started, files or {}, devices, scope)
+            known, explain = {**(files or {}), **scope.files}, partial(explained, scope)
+            torchrun = launchers.options(launcher, rest, started.environment, known, devices, explain)
     except UnknownOptions as problem:
         unknown = f"{problem}"
     gets, why = signalled(started)
@@ -100,12 +101,6 @@ def read(
 def explained(scope: Scope, text: str) -> str:
     """Return a text with marks as the script has it, and why its value is not known."""
     return f"{scope.shown(text)[:80]}: {scope.why(text)}"
-
-
-def _options(started: Started, files: Mapping[str, str | None], devices: int, scope: Scope) -> Torchrun | None:
-    launcher, rest = launchers.kind(started.words)
-    known = {**files, **scope.files}
-    return launchers.options(launcher, rest, started.environment, known, devices, lambda text: explained(scope, text))
 
 
 def _main(outcome: Outcome) -> tuple[int | None, str]:

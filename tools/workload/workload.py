@@ -359,11 +359,8 @@ class Workload(ABC):
         True if the controller assigns that rank to it. None if it is the first pod, and the rendezvous or the
         command decides.
         """
-        return None if self._is_first(pod) else False
-
-    def _is_first(self, pod: Object) -> bool:
         first = self._first.name.lower() if self.roles else ""
-        return self.index_of(pod) == 0 and self.role_of(pod) in ("", first)
+        return None if self.index_of(pod) == 0 and self.role_of(pod) in ("", first) else False
 
     @property
     def _first(self) -> Role:
