@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from training.export import ExportError
 from training.run.directory import RunDir
 from training.run.exit_status import exit_in_words
 from training.run.failure import CODES, Drained, LossError, UploadError, classify, record
+from training.trainer import main
 from training.weights import WeightsError
 
 
@@ -85,6 +87,16 @@ def test_a_failure_record_names_rank_step_and_cause(tmp_path: Path) -> None:
     assert path.name.endswith("-rank-00001.json")
     assert (saved["class"], saved["rank"], saved["step"]) == ("nan", 1, 5)
     assert "test_failures.py" in saved["traceback"]
+
+
+def test_a_rank_that_fails_before_its_logs_are_open_says_it_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = logging.getLogger("trainyard")
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(log, "propagate", False)
+    assert main._fail(ConfigError("no such key"), 1, Attempt(), RunDir(tmp_path)) == CODES["config"]
+    assert capsys.readouterr().err == "rank 1: config: no such key\n"
 
 
 @pytest.mark.parametrize(

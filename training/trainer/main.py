@@ -49,11 +49,12 @@ def _fail(error: Exception, rank: int, attempt: Attempt, directory: RunDir) -> i
     own = (failure.LossError, failure.ReplicaError, failure.Drained)
     known = isinstance(error, (ConfigError, DataError, CheckpointError, *own))
     text = f"rank {rank}: {kind}: {failure.message(error)}"
-    log.error(text)
+    if log.handlers:
+        log.error(text)
+    else:  # failed before the logs were opened: the logger would write the same line to standard error
+        sys.stderr.write(f"{text}\n")  # print would write the newline separately, and ranks share the stream
     if not known:
         log.debug("traceback", exc_info=error)  # only in this rank's log file
-    if not log.handlers:  # failed before the logs were opened
-        sys.stderr.write(f"{text}\n")  # print would write the newline separately, and ranks share the stream
     try:
         failure.record(error, rank, attempt.step, directory, heartbeat.current())
     except OSError as why:
