@@ -115,6 +115,8 @@ def messages(example: Example) -> list[tuple[str, str]]:
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]},
                        {"role": "assistant", "content": "b"}]}, SHAPE, "messages",
          [("user", "a"), ("assistant", "b")]),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": []}]},
+         SHAPE, "messages", [("user", "a"), ("assistant", "b")]),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, Shape("text", None, {"completion": "chosen"}),
          "prompt-completion", []),
         ({"messages": None, "prompt": "a", "completion": "b"}, SHAPE, "prompt-completion", []),

@@ -189,10 +189,11 @@ def _messages(where: str, field: str, value: object, shape: Shape) -> tuple[Mess
 
 
 def _message(where: str, value: object) -> Message:
-    """Check one message; leave out null keys, which Parquet adds when another row has them."""
+    """Check one message; leave out null keys, which Parquet adds when another row has them, and an empty list of calls,
+    which templates take for a call."""
     if not isinstance(value, dict):
         raise BadRow(f"{where} is {kind_of(value)}, not an object with role and content")
-    message = {key: part for key, part in value.items() if part is not None}
+    message = {key: part for key, part in value.items() if part is not None and (part or key != CALLS)}
     if "function_call" in message or message.get("role") == "function":
         raise BadRow(f"{where}: function calls in OpenAI's older form; write {CALLS}, and the role tool")
     if message.get("weight", 1) not in (0, 1):
