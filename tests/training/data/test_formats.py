@@ -210,10 +210,10 @@ def test_arrays_and_tables_make_the_dataset_of_their_lines(
     elif name == "lines.json":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
-        with path.open("w", encoding="utf-8-sig", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if name == "rows.tsv" else ",")
+        with path.open("w", encoding="utf-8-sig", newline="") as file:  # with the index of pandas, which has no name
+            writer = csv.DictWriter(file, ["", *rows[0]], delimiter="\t" if name == "rows.tsv" else ",")
             writer.writeheader()
-            writer.writerows(rows)
+            writer.writerows({"": number, **row} for number, row in enumerate(rows))
     monkeypatch.setattr(tables, "_CHUNK", 7)
     other = planned(path)
     assert shown(other) == shown(lines)
@@ -242,6 +242,7 @@ def test_arrays_and_tables_make_the_dataset_of_their_lines(
         ("a.json", '{"text": "a"}\n{"text"', "a.json, line 2: not JSON"),
         ("a.csv", "text,b\na,1\nc\n", "a.csv, line 3: 1 cells, the header has 2"),
         ("a.csv", "text,text\na,1\n", "a.csv, line 1: the first line must name each column once"),
+        ("a.csv", "text,\na,1\n", "a.csv, line 1: the first line must name each column once"),
         ("a.csv", "text;b\na;1\n", ".csv needs commas"),
         ("a.csv", 'text\n"a', "not CSV"),
     ],

@@ -176,7 +176,8 @@ def _csv(path: Place) -> Iterator[Row | BadRow]:
 
 def _check_header(path: Place, header: list[str]) -> None:
     names = [name.strip() for name in header]
-    if not names or "" in names or len(set(names)) < len(names):
+    nameless = "" in names[1:] or names in ([], [""])  # the first column of pandas, its index, has no name
+    if nameless or len(set(names)) < len(names):
         raise DataError(f"{path}, line 1: the first line must name each column once")
     if len(names) == 1 and any(mark in names[0] for mark in ";\t,"):
         raise DataError(f"{path}, line 1: one column {names[0][:60]!r}; .csv needs commas, .tsv needs tabs")
