@@ -91,6 +91,8 @@ def test_what_the_pod_says_of_a_volume(tmp_path: Path) -> None:
     assert not there("weights", weights), "it has no safetensors yet"
     (weights / "model.safetensors").touch()
     assert there("weights", weights)
+    (weights / "model.safetensors").rename(weights / ".metadata")
+    assert there("weights", weights), "a DCP checkpoint of another trainer"
     assert there("data", tmp_path / "text")
     assert there("data", tmp_path / "text/*.txt")
     assert not there("data", tmp_path / "text/*.jsonl")

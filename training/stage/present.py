@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from training.checkpoint.dcp import METADATA
 from training.data.errors import DataError, reason
 from training.data.sources import open_source
 
@@ -32,6 +33,8 @@ def _found(kind: str, value: str) -> str:
         _need(path / "checkpoints")
         return f"{value} has checkpoints"
     _need(path / "config.json")
+    if (path / METADATA).exists():
+        return f"{value} has a DCP checkpoint"
     count = sum(1 for _ in path.glob("*.safetensors"))
     if not count:
         raise DataError(f"{value} has no .safetensors files")
