@@ -20,7 +20,8 @@ import pytest
 from tests.parts import moto
 from tests.parts.webserver import COMMIT, TOKEN, WebServer
 from tests.stage.conftest import fetched, started
-from training.stage import arrive
+from training.data.errors import DataError
+from training.stage import arrive, s3
 from training.stage.arrive import MANIFEST
 
 LARGE = random.Random(7).randbytes(6_000_000)
@@ -195,6 +196,16 @@ def test_a_prefix_of_s3_comes_signed_and_anonymous(tmp_path: Path) -> None:
 def _tar(path: Path, files: dict[str, bytes], *more: tarfile.TarInfo) -> None:
     with tarfile.open(path, "w:gz" if path.suffix == ".tgz" else "w") as archive:
         for name, data in files.items():
+@pytest.mark.parametrize("source", ["s3://corpus/texts", "s3://corpus/texts/"])
+def test_the_empty_object_that_a_console_makes_for_a_folder_is_not_the_source(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [{"Key": key, "Size": len(key), "ETag": "x"} for key in ("texts/", "texts/a.txt", "texts/b/c.txt")]
+    monkeypatch.setattr(s3, "s3_client", lambda: None)
+    monkeypatch.setattr(s3, "_listed", lambda *_: entries)
+    assert sorted(item.name for item in s3.items(source, (), False, print)) == ["a.txt", "b/c.txt"]
+
+
             entry = tarfile.TarInfo(name)
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))

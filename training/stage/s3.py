@@ -52,7 +52,7 @@ def items(source: str, include: tuple[str, ...], anonymous: bool, say: Say) -> l
             objects = {one["Key"]: one for one in _listed(client, bucket, prefix)}
     except _NETWORK as error:
         raise GaveUp(f"{source}: {error}") from None
-    if prefix in objects:
+    if prefix in objects and not prefix.endswith("/"):  # a console makes an empty object of that name for a folder
         objects, root = {prefix: objects[prefix]}, prefix.rpartition("/")[0]
     else:
         root = prefix.rstrip("/")
