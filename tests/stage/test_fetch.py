@@ -10,9 +10,11 @@ import os
 import random
 import signal
 import tarfile
+import threading
 import time
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ from tests.stage.conftest import fetched, started
 from training.data.errors import DataError
 from training.stage import arrive, s3
 from training.stage.arrive import MANIFEST
+from training.stage.origins import items_of
 
 LARGE = random.Random(7).randbytes(6_000_000)
 
@@ -193,9 +196,6 @@ def test_a_prefix_of_s3_comes_signed_and_anonymous(tmp_path: Path) -> None:
         assert (code, "there is no such bucket" in said) == (2, True), said
 
 
-def _tar(path: Path, files: dict[str, bytes], *more: tarfile.TarInfo) -> None:
-    with tarfile.open(path, "w:gz" if path.suffix == ".tgz" else "w") as archive:
-        for name, data in files.items():
 @pytest.mark.parametrize("source", ["s3://corpus/texts", "s3://corpus/texts/"])
 def test_the_empty_object_that_a_console_makes_for_a_folder_is_not_the_source(
     source: str, monkeypatch: pytest.MonkeyPatch
@@ -206,6 +206,9 @@ def test_the_empty_object_that_a_console_makes_for_a_folder_is_not_the_source(
     assert sorted(item.name for item in s3.items(source, (), False, print)) == ["a.txt", "b/c.txt"]
 
 
+def _tar(path: Path, files: dict[str, bytes], *more: tarfile.TarInfo) -> None:
+    with tarfile.open(path, "w:gz" if path.suffix == ".tgz" else "w") as archive:
+        for name, data in files.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
@@ -241,6 +244,8 @@ REFUSED: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "a cut gzip file": ("x.txt.gz", lambda p: _gzip(p, LARGE[:9000], 5000), "damaged archive"),
     "not a tar file": ("x.tar", lambda p: _gzip(p, b"no"), "damaged archive"),
     "not a zip file": ("x.zip", lambda p: _gzip(p, b"no"), "damaged archive"),
+    "a file and a directory": ("x.tar", lambda p: _tar(p, {"a": b"", "a/b": b""}), "both as a file and as a directory"),
+    "a directory and a file": ("x.zip", lambda p: _zip(p, {"a/b": b"", "a": b""}), "x.zip: a cannot be written: the s"),
     "a name with an escape": ("x.tar", lambda p: _tar(p, {"a\x1b[2J": b""}), "not a plain path"),
 }
 
@@ -262,11 +267,7 @@ def test_hostile_archives_are_refused(what: str, tmp_path: Path, monkeypatch: py
 
 def _in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     """Bring tmp_path/source to tmp_path/claim/x with a small limit for bombs."""
-    import threading
-
-    from training.data.errors import DataError
     from training.stage import unpack
-    from training.stage.origins import items_of
 
     monkeypatch.setattr(unpack, "MOST_UNPACKED", 1 << 20)
     exact, items = items_of(str(tmp_path / "source"), (), False, print)
@@ -275,6 +276,15 @@ def _in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, s
     except DataError as error:
         return "refused", str(error)
     return "there", ""
+
+
+def test_names_that_only_a_bucket_can_hold_are_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/one").write_text("")
+    (one,) = items_of(str(tmp_path / "source"), (), False, print)[1]
+    items = [replace(one, name=name) for name in ("a", "a/b")]
+    with pytest.raises(DataError, match="both as a file and as a directory; leave one out with --include"):
+        arrive.arrive(arrive.Order("s3://x/y", at_once=1), items, tmp_path / "claim/x", print, threading.Event())
 
 
 @pytest.mark.parametrize("frames", [1, 3])

@@ -27,7 +27,7 @@ from training.data.journal import Journal
 from training.data.retries import Stopped
 from training.data.staging import commit, staging
 from training.run.files import read_bounded
-from training.stage.item import Body, Item, Say
+from training.stage.item import Body, Item, Say, placing
 from training.stage.progress import Progress
 from training.stage.unpack import is_packed, unpack
 
@@ -208,8 +208,9 @@ class _Work:
         with self._lock:
             if self._taken(item.name):
                 raise DataError(f"{item.name}: an archive of {self._order.source} has this file too")
-            (into / item.name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(part, into / item.name)
+            with placing(item.name, self._order.source):
+                (into / item.name).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(part, into / item.name)
             self._record(item, {item.name: (size, sha256)})
         _remove(part)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Protocol
@@ -52,6 +53,18 @@ def safe_name(name: str, where: str) -> str:
     if len(name.encode()) > _LONGEST_NAME or any(len(part.encode()) > _LONGEST_PART for part in parts):
         raise DataError(f"{where}: the name {name[:80]!r}... is too long")
     return path.as_posix()
+
+
+@contextlib.contextmanager
+def placing(name: str, where: str) -> Iterator[None]:
+    """Raise DataError inside the block if a name of the path is a file in one place of the source and a directory in
+    another: archives and buckets can hold both, a volume cannot.
+    """
+    try:
+        yield
+    except (FileExistsError, NotADirectoryError, IsADirectoryError):
+        text = "the source has one name both as a file and as a directory; leave one out with --include"
+        raise DataError(f"{where}: {name} cannot be written: {text}") from None
 
 
 def is_hidden(name: str) -> bool:

@@ -24,7 +24,7 @@ from typing import IO, Any, cast
 from training.data.errors import DataError, reason
 from training.data.readers import JSON_LINES_GZIP
 from training.data.retries import Stopped
-from training.stage.item import safe_name
+from training.stage.item import placing, safe_name
 
 # An archive may hold this many bytes whatever its own size, and this many times its size.
 MOST_UNPACKED, MOST_RATIO = 1 << 28, 200
@@ -123,7 +123,9 @@ class _Writer:
         return safe_name((parent / safe_name(name, self.archive)).as_posix(), self.archive)
 
     def directory(self, name: str) -> None:
-        (self._into / self.place(name)).mkdir(parents=True, exist_ok=True)
+        where = self.place(name)
+        with placing(where, self.archive):
+            (self._into / where).mkdir(parents=True, exist_ok=True)
 
     def write(self, name: str, stream: IO[bytes], size: int | None) -> None:
         """Write one member of `size` bytes (None: unknown)."""
@@ -135,10 +137,12 @@ class _Writer:
                 f"{self.archive}: {where} has {size / 2**20:,.1f} MiB, and the volume has {free / 2**20:,.1f} MiB"
             )
         target = self._into / where
-        target.parent.mkdir(parents=True, exist_ok=True)
         found, written = hashlib.sha256(), 0
         try:
-            with os.fdopen(os.open(target, _NEW, 0o644), "wb") as out:
+            with placing(where, self.archive):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(target, _NEW, 0o644)
+            with os.fdopen(descriptor, "wb") as out:
                 while chunk := stream.read(_CHUNK):
                     self.spend("written", len(chunk))
                     found.update(chunk)
