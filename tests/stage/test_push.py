@@ -62,6 +62,14 @@ def test_files_arrive_and_are_not_sent_twice(source: Path, tmp_path: Path) -> No
     assert some["files"] == 1
 
 
+def test_directories_behind_links_are_sent_once(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/more.txt").touch()
+    for name, leads_to in (("linked", tmp_path / "elsewhere"), ("again", tmp_path / "elsewhere"), ("loop", source)):
+        (source / name).symlink_to(leads_to)
+    assert list(Offer(source, ()).files) == ["again/more.txt", "deep/large.bin", "empty", "z.txt"]
+
+
 def test_a_sender_that_goes_away_is_continued(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "claim/text/source"
     offer = Offer(source, ())

@@ -237,7 +237,7 @@ def _walk(root: Path, suffix: str = "", without: frozenset[str] = frozenset()) -
 
     for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in without)
-        folders[:] = [name for name in folders if _leads_on(Path(folder, name), read)]
+        folders[:] = [name for name in folders if leads_on(Path(folder, name), read)]
         wanted = (name for name in names if not name.startswith(".") and name.endswith(suffix))
         paths = (Path(folder, name) for name in wanted)
         files += (file for path in paths if (file := _stat_file(path, path.relative_to(root).as_posix())))
@@ -246,7 +246,7 @@ def _walk(root: Path, suffix: str = "", without: frozenset[str] = frozenset()) -
     return _in_order(files)
 
 
-def _leads_on(folder: Path, read: list[Path]) -> bool:
+def leads_on(folder: Path, read: list[Path]) -> bool:
     """Return whether a directory is to be entered; a link adds its target to the directories that were `read`."""
     if not folder.is_symlink():
         return True

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from training.data.sources import leads_on
+
 CHUNK = 1 << 20
 LONGEST = 1 << 28  # bytes of one answer
 
@@ -26,8 +28,9 @@ class Changed(Exception):
 class Offer:
     """A file, or the files below a directory whose names match, without hidden ones.
 
-    Links to files are followed, because they are the sender's own. `total` are the bytes of all files, and
-    `there` those that the receiver has, as far as the last attempt knows.
+    Links are followed, because they are the sender's own, those to directories only where they lead out of the
+    directory. `total` are the bytes of all files, and `there` those that the receiver has, as far as the last attempt
+    knows.
     """
 
     def __init__(self, root: Path, include: tuple[str, ...]) -> None:
@@ -81,8 +84,10 @@ class Offer:
 
 
 def _files(root: Path) -> Iterator[tuple[str, Path]]:
-    for folder, folders, names in os.walk(root):
+    read = [root.resolve()]
+    for folder, folders, names in os.walk(root, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = [name for name in folders if leads_on(Path(folder, name), read)]
         paths = (Path(folder, name) for name in names if not name.startswith("."))
         yield from ((path.relative_to(root).as_posix(), path) for path in paths if path.is_file())
 
