@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from training.data.errors import DataError, nearest, reason
 from training.data.readers import (
+    OTHER_TABLES,
     Document,
     Place,
     is_rows,
@@ -35,6 +36,10 @@ _NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__", "test
 _MAGIC = re.compile(r"[*?\[]")
 # Files beside data: what people and the library `datasets` write about it.
 _ABOUT = re.compile(r"(?i)(?:readme|licen[cs]e)(?:\..*)?|dataset_infos?\.json|dataset_dict\.json|state\.json")
+# Words in the names of files that say which split they are, as the library `datasets` reads them.
+_TRAIN = frozenset({"train", "training"})
+_TEST = frozenset({"test", "testing", "eval", "evaluation", "validation", "valid", "val", "dev"})
+_SHOWN = 3  # names of files that are left out
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,8 @@ class Source:
     """A source whose files were found, in a fixed order; nothing is read yet.
 
     `single` means that the source is one file: its defects are errors instead of reasons to skip it, and
-    plain text in it is cut into documents. `distinct` means that identical documents are dropped.
+    plain text in it is cut into documents. `distinct` means that identical documents are dropped. `tests` are files of
+    other splits than the one to train on, which are not read.
     """
 
     name: str
@@ -79,6 +85,7 @@ class Source:
     text_field: str
     single: bool = False
     distinct: bool = False
+    tests: tuple[SourceFile, ...] = ()
 
     @property
     def size(self) -> int:
@@ -96,9 +103,12 @@ class Source:
         return any(isinstance(file.path, RemotePlace) for file in self.files)
 
     def describe(self) -> str:
-        """Return the source's name, number of files and size in words."""
+        """Return the source's name, number of files and size in words, and the splits that are left out."""
         files = "1 file" if len(self.files) == 1 else f"{len(self.files):,} files"
-        return f"{self.name}: {files}, {'over HTTP' if self.remote else f'{self.size / 2**20:,.1f} MiB'}"
+        more = f" and {len(self.tests) - _SHOWN:,} more" if len(self.tests) > _SHOWN else ""
+        names = ", ".join(file.name for file in self.tests[:_SHOWN])
+        tests = f"; left out, because there is a split train: {names}{more}" if self.tests else ""
+        return f"{self.name}: {files}, {'over HTTP' if self.remote else f'{self.size / 2**20:,.1f} MiB'}{tests}"
 
     def fingerprint(self) -> list[list[object]]:
         """Return name, size and time of change of each file, which differ if the data changed."""
@@ -149,7 +159,7 @@ def open_source(source: str, text_field: str = "text") -> Source:
     if len(parts) > 1:
         each = [open_source(part, text_field) for part in parts]
         files = tuple(_with_origin(file, part) for one, part in zip(each, parts, strict=True) for file in one.files)
-        return Source(each[0].name, files, text_field)
+        return Source(each[0].name, files, text_field, tests=tuple(file for one in each for file in one.tests))
     found = _from_urls(source, text_field) if is_remote(source) else _from_disk(source, text_field)
     if all(why_unread(file.path) for file in found.data):
         raise DataError(f"data source {found.data[0].path}: {why_unread(found.data[0].path)}")
@@ -172,10 +182,26 @@ def _from_disk(source: str, text_field: str) -> Source:
     except OSError as error:
         raise DataError(f"data source {source}: {reason(error)}") from error
     if stat.S_ISDIR(mode):
-        return Source(path.resolve().name, _walk(path), text_field)
+        files, tests = _to_train_on(_walk(path))
+        return Source(path.resolve().name, files, text_field, tests=tests)
     if not stat.S_ISREG(mode):
         raise DataError(f"data source {source} is neither a file nor a directory")
     return _from_file(path, text_field)
+
+
+def _to_train_on(files: tuple[SourceFile, ...]) -> tuple[tuple[SourceFile, ...], tuple[SourceFile, ...]]:
+    """Divide a directory's files into those to read and those of splits to test with.
+
+    Only tables have splits, and only beside one that is named as the split to train on: train-00000-of-00002.parquet.
+    """
+    words = {
+        file.name: set(re.split(r"[-._ /]", file.name.lower()))
+        for file in files if is_rows(file.path) or file.name.lower().endswith(OTHER_TABLES)
+    }  # fmt: skip
+    if not any(_TRAIN & found for found in words.values()):
+        return files, ()
+    tests = {name for name, found in words.items() if _TEST & found and not _TRAIN & found}
+    return tuple(f for f in files if f.name not in tests), tuple(f for f in files if f.name in tests)
 
 
 def _with_origin(file: SourceFile, part: str) -> SourceFile:

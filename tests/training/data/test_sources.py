@@ -229,6 +229,25 @@ def test_files_about_data_are_not_taken_for_it(tmp_path: Path) -> None:
     assert texts(tmp_path) == ["about the data"] * 4
 
 
+def test_the_split_to_train_on_is_read_without_the_others(tmp_path: Path) -> None:
+    """As the hub and `datasets` name the files of splits. Texts, such as a program and its tests, have none."""
+    names = ("data/train-00000-of-00001.jsonl", "data/test-00000-of-00001.jsonl", "validation.jsonl", "more.jsonl")
+    for name in (*names, "train/test-questions.jsonl"):
+        (tmp_path / "rows" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "rows" / name).write_text(f'{{"text": "{name}"}}\n')
+    found = open_source(str(tmp_path / "rows"))
+    assert texts(tmp_path / "rows") == [names[0], "more.jsonl", "train/test-questions.jsonl"]
+    assert found.describe().endswith(f"; left out, because there is a split train: {names[1]}, {names[2]}")
+    assert len(open_source(f"{tmp_path / 'rows'}\n{tmp_path / 'rows'}").tests) == 4
+    (tmp_path / "rows" / names[0]).unlink()
+    (tmp_path / "rows" / "train/test-questions.jsonl").unlink()
+    assert texts(tmp_path / "rows") == [names[1], "more.jsonl", "validation.jsonl"], "nothing is named train"
+    for name in ("train.py", "test_train.py"):
+        (tmp_path / "code").mkdir(exist_ok=True)
+        (tmp_path / "code" / name).write_text(name)
+    assert texts(tmp_path / "code") == ["test_train.py", "train.py"]
+
+
 def test_a_text_file_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "latin.txt"
     path.write_bytes(b"one\ntwo\n" * 2000 + "größer\n".encode("latin-1"))
