@@ -36,10 +36,11 @@ class UnreachableError(CheckpointError):
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Turn an OSError inside the block into a CheckpointError with `path`'s directory and file name."""
+def naming(path: Path, *, whole: bool = False) -> Iterator[None]:
+    """Turn an OSError inside the block into a CheckpointError with `path`'s directory and file name, or all of it."""
     try:
         yield
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise CheckpointError(f"{path.parent.name}/{path.name}: {reason}") from error
+        shown = path if whole else f"{path.parent.name}/{path.name}"
+        raise CheckpointError(f"{shown}: {reason}") from error

@@ -160,7 +160,7 @@ class Directory:
         check_digest(copy.digest, copy.size, manifest, name)
 
     def begin(self, manifest: Manifest) -> str:
-        with naming(self.path):
+        with naming(self.path, whole=True):
             self._made += [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             clean_step(self.path, manifest.step, lambda _: None)

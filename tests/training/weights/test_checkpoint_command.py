@@ -198,6 +198,7 @@ def test_what_is_not_a_step_is_named(run: RunDir, capsys: pytest.CaptureFixture[
         (["copy", "RUN", "--to", "RUN/checkpoints/step-00000020"], 2, "is one step of a run"),
         (["copy", "RUN", "--to", "FILE/checkpoints/x"], 2, "Not a directory"),
         (["diff", "RUN", "PICKLE"], 2, "model.bin is a pickle"),
+        (["copy", "RUN", "--to", "/proc/x/y"], 1, "error: /proc/x/y/checkpoints: No such file or directory"),
         (["diff", "RUN@9", "RUN"], 2, "has no step 9; steps: 20, 40"),
         (["diff", "RUN", "s3://x"], 2, "'s3://x' is not a prefix in a bucket"),
         (["diff", "LINK", "RUN"], 2, "a link to nothing"),
