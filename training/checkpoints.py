@@ -22,13 +22,13 @@ from typing_extensions import TypedDict  # pydantic cannot check typing's before
 from training.checkpoint import dcp
 from training.checkpoint.attempt import point_latest
 from training.checkpoint.errors import CheckpointError, UnreachableError, UnusableError, naming
-from training.checkpoint.header import Entry, read_header
+from training.checkpoint.header import INDEX, LARGEST_INDEX, SINGLE, Entry, read_header
 from training.checkpoint.keep import DEFAULT, KEYS, Rules, superseded
 from training.checkpoint.layout import LATEST, MANIFEST, Outline, Tensor, step_name, step_of
 from training.checkpoint.tier import Directory, Tier
 from training.run import signing
 from training.run.directory import RunDir, read_json
-from training.run.files import open_regular
+from training.run.files import open_regular, read_bounded
 
 Result = dict[str, Any]
 
@@ -207,6 +207,9 @@ def published(directory: Path) -> Result | None:
         return {"directory": str(directory), "kind": "DCP", "tensors": {name: _kind(index[name]) for name in index}}
     files = sorted(directory.glob("*.safetensors"))
     if (directory / MANIFEST).exists():
+    places = _index(directory)
+    files = [directory / name for name in sorted(set(places.values()))]
+    files = files or sorted(directory.glob(SINGLE)) or sorted(directory.glob("*.safetensors"))
         return None
     if not files:
         pickled = next((path.name for path in sorted(directory.iterdir()) if path.suffix in _PICKLES), None)
@@ -216,11 +219,26 @@ def published(directory: Path) -> Result | None:
     tensors: dict[str, TensorKind] = {}
     for path in files:
         with naming(path), open_regular(path, follow=True) as file:
+        entries = {name: entry for name, entry in entries.items() if places.get(name, path.name) == path.name}
             entries = read_header(path, file)
         if twice := sorted(tensors.keys() & entries.keys()):
             raise CheckpointError(f"{directory}: {path.name} has {twice[0][:80]}, which another file has too")
         tensors |= {name: _kind(entry) for name, entry in entries.items()}
     return {"directory": str(directory), "kind": "safetensors", "tensors": tensors}
+
+def _index(directory: Path) -> dict[str, str]:
+    """The file of each tensor by the index of published weights, empty without one: other files are copies."""
+    path = directory / INDEX
+    if not path.exists():
+        return {}
+    with naming(path):
+        data = read_bounded(path, LARGEST_INDEX, follow=True)
+    try:
+        places = json.loads(data)["weight_map"]
+        return {str(name): Path(file).name for name, file in places.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise CheckpointError(f"{path}: has no weight_map") from None
+
 
 
 def _kind(tensor: Entry | dcp.Tensor | Tensor) -> TensorKind:

@@ -24,6 +24,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from training.checkpoint.copy import fetched
 from training.checkpoint.errors import CheckpointError
+from training.checkpoint.header import INDEX, SINGLE
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.tensors import CODES
 from training.config import Config, ConfigError
@@ -41,7 +42,7 @@ from training.weights import Weights, WeightsError, open_weights
 from training.weights.card import card
 from training.weights.experts import file_name, file_names, row_of
 from training.weights.source import RUN, is_run, pinned
-from training.weights.tensors import INDEX, SINGLE, CheckpointTensors, Kind, digest_of, hash_of
+from training.weights.tensors import CheckpointTensors, Kind, digest_of, hash_of
 from training.weights.weights import CONFIG, FILES, GENERATION
 
 Say = Callable[[str], None]

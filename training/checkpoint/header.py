@@ -28,6 +28,8 @@ SIZES = {
 POINTER = b"version https://git-lfs"
 OF_GIT_LFS = "this is a pointer of Git LFS in place of the file; git lfs pull brings it"
 
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"  # of published weights
+LARGEST_INDEX = 16 << 20  # bytes; an index of 90,000 tensors has half of it
 LONGEST_HEADER = 8 << 20  # bytes: more than 50,000 tensors
 _LARGEST = 2**63 - 1  # of a size, a dimension or an offset
 

@@ -18,7 +18,15 @@ import torch
 
 from training.checkpoint.disk import CHUNK
 from training.checkpoint.errors import CheckpointError, naming
-from training.checkpoint.header import Entry, byte_count, check_density, read_header
+from training.checkpoint.header import (
+    INDEX,
+    LARGEST_INDEX,
+    SINGLE,
+    Entry,
+    byte_count,
+    check_density,
+    read_header,
+)
 from training.checkpoint.layout import canonical, rows_of
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.shards import filled
@@ -26,8 +34,6 @@ from training.checkpoint.tensors import DTYPES, byte_view, read_into
 from training.run.files import open_regular, read_bounded
 from training.weights.errors import WeightsError
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-LARGEST_OBJECT = 16 << 20  # bytes of an index or a config.json; an index of 90,000 tensors has half of it
 _NUMBERS = ("F32", "BF16", "F16", "F64")
 _PICKLED = (".bin", ".pth", ".pt", ".ckpt")
 
@@ -164,7 +170,7 @@ def _no_files(directory: Path) -> str:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a small file of published weights; WeightsError if it is not one."""
     with naming(path):
-        data = read_bounded(path, LARGEST_OBJECT, follow=True)
+        data = read_bounded(path, LARGEST_INDEX, follow=True)
     try:
         check_density(data)
         value = json.loads(data)

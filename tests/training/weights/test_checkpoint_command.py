@@ -227,6 +227,23 @@ def test_a_step_that_cannot_be_read_here_is_not_called_damaged(
     run: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path, **given: Any) -> Any:
+@pytest.mark.parametrize("indexed", [True, False])
+def test_copies_beside_published_weights_do_not_count(
+    indexed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Mistral's repositories also have a consolidated.safetensors. Only what the trainer would read counts."""
+    main = "model-00001-of-00001.safetensors" if indexed else "model.safetensors"
+    save_file({"a.weight": torch.ones(3)}, tmp_path / main)
+    save_file({"a": torch.ones(3), "a.weight": torch.ones(3)}, tmp_path / "consolidated.safetensors")
+    if indexed:
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a.weight": main}}))
+    assert cli.invoke(["checkpoint", "show", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path}: safetensors, 1 tensors, 3 numbers\n")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": []}')
+    assert cli.invoke(["checkpoint", "show", str(tmp_path)]) == 1
+    assert "model.safetensors.index.json: has no weight_map" in capsys.readouterr().err
+
+
         if path.parent.name == "step-00000040":
             raise PermissionError(errno.EACCES, "no", str(path))
         return files.open_regular(path, **given)
