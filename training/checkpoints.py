@@ -205,12 +205,11 @@ def published(directory: Path) -> Result | None:
     if (directory / dcp.METADATA).exists():
         index = dcp.read_index(directory)
         return {"directory": str(directory), "kind": "DCP", "tensors": {name: _kind(index[name]) for name in index}}
-    files = sorted(directory.glob("*.safetensors"))
     if (directory / MANIFEST).exists():
+        return None
     places = _index(directory)
     files = [directory / name for name in sorted(set(places.values()))]
     files = files or sorted(directory.glob(SINGLE)) or sorted(directory.glob("*.safetensors"))
-        return None
     if not files:
         pickled = next((path.name for path in sorted(directory.iterdir()) if path.suffix in _PICKLES), None)
         if pickled is not None:
@@ -219,12 +218,13 @@ def published(directory: Path) -> Result | None:
     tensors: dict[str, TensorKind] = {}
     for path in files:
         with naming(path), open_regular(path, follow=True) as file:
-        entries = {name: entry for name, entry in entries.items() if places.get(name, path.name) == path.name}
             entries = read_header(path, file)
+        entries = {name: entry for name, entry in entries.items() if places.get(name, path.name) == path.name}
         if twice := sorted(tensors.keys() & entries.keys()):
             raise CheckpointError(f"{directory}: {path.name} has {twice[0][:80]}, which another file has too")
         tensors |= {name: _kind(entry) for name, entry in entries.items()}
     return {"directory": str(directory), "kind": "safetensors", "tensors": tensors}
+
 
 def _index(directory: Path) -> dict[str, str]:
     """The file of each tensor by the index of published weights, empty without one: other files are copies."""
@@ -238,7 +238,6 @@ def _index(directory: Path) -> dict[str, str]:
         return {str(name): Path(file).name for name, file in places.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f"{path}: has no weight_map") from None
-
 
 
 def _kind(tensor: Entry | dcp.Tensor | Tensor) -> TensorKind:
@@ -291,10 +290,23 @@ def _steps(tier: Tier) -> list[int]:
     if not steps and (below := tier.runs()):
         names = ", ".join(name[:80] for name in below[:10])
         raise MissingError(f"{tier.place}: has no checkpoint itself, but runs; add one of {names}")
-    found = Path(tier.place).glob("*") if isinstance(tier, Directory) and not steps else ()
-    if any(path.suffix == ".safetensors" or path.name == dcp.METADATA for path in found):
-        raise MissingError(f"{tier.place}: has weights of another trainer; `yard checkpoint show` and `diff` read them")
+    if isinstance(tier, Directory) and not tier.path.exists() and not (tier.path.parent / "run.json").exists():
+        _refuse_others(tier.path.parent)
     return steps
+
+
+def _refuse_others(place: Path) -> None:
+    """Raise MissingError with the weights of other trainers in a directory, or in those directly below it."""
+    kinds = ("*.safetensors", dcp.METADATA, *(f"*{end}" for end in _PICKLES))
+    found = {path.parent for kind in kinds for below in (kind, f"*/{kind}") for path in place.glob(below)}
+    if place in found:
+        raise MissingError(f"{place}: has weights of another trainer; `yard checkpoint show` and `diff` read them")
+    if found:
+        names = ", ".join(sorted(path.name[:80] for path in found)[:10])
+        raise MissingError(
+            f"{place}: has no checkpoint itself, but weights of another trainer in {names}; `yard checkpoint show` and "
+            "`diff` read one of them"
+        )
 
 
 def chosen(tier: Tier, step: int | None) -> list[int]:

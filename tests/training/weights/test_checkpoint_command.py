@@ -191,14 +191,15 @@ def test_what_is_not_a_step_is_named(run: RunDir, capsys: pytest.CaptureFixture[
         (["list", "FILE/checkpoints"], 2, "is a file, not the directory of a run"),
         (["list", "RUN/checkpoints/step-00000020"], 2, "is one step of a run; name the run, with --step"),
         (["list", "TWICE"], 2, "has weights of another trainer"),
+        (["list", "HF"], 2, "weights of another trainer in checkpoint-500, checkpoint-900; `yard checkpoint show` and"),
         (["show", "TWICE"], 1, "b.safetensors has x, which another file has too"),
         (["show", "PICKLE"], 1, "model.bin is a pickle, which is not read"),
         (["show", "HUGE"], 1, "damaged safetensors header: it has 1,152,921,504,606,846,976 bytes, and may have 2"),
         (["copy", "RUN", "--to", ""], 2, "--to is empty"),
         (["copy", "RUN", "--to", "RUN/checkpoints/step-00000020"], 2, "is one step of a run"),
         (["copy", "RUN", "--to", "FILE/checkpoints/x"], 2, "Not a directory"),
-        (["diff", "RUN", "PICKLE"], 2, "model.bin is a pickle"),
         (["copy", "RUN", "--to", "/proc/x/y"], 1, "error: /proc/x/y/checkpoints: No such file or directory"),
+        (["diff", "RUN", "PICKLE"], 2, "model.bin is a pickle"),
         (["diff", "RUN@9", "RUN"], 2, "has no step 9; steps: 20, 40"),
         (["diff", "RUN", "s3://x"], 2, "'s3://x' is not a prefix in a bucket"),
         (["diff", "LINK", "RUN"], 2, "a link to nothing"),
@@ -209,24 +210,23 @@ def test_a_wrong_place_is_one_error_without_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(diff, "answer", pytest.fail)
-    places = {name: run.path.parent / name.lower() for name in ("LINK", "FILE", "TWICE", "PICKLE", "HUGE")}
+    places = {name: run.path.parent / name.lower() for name in ("LINK", "FILE", "TWICE", "PICKLE", "HUGE", "HF")}
     for place in places.values():
         place.mkdir()
     (places["LINK"] / "checkpoints").symlink_to("nothing")
     (places["FILE"] / "checkpoints").write_text("")
     (places["PICKLE"] / "model.bin").write_bytes(b"")
     (places["HUGE"] / "model.safetensors").write_bytes((1 << 60).to_bytes(8, "little") + b"{}")
+    for name in ("checkpoint-900/model.safetensors", "checkpoint-500/pytorch_model.bin"):  # as HF's Trainer writes them
+        (places["HF"] / name).parent.mkdir()
+        (places["HF"] / name).touch()
     for name in "ab":
         save_file({"x": torch.ones(1)}, places["TWICE"] / f"{name}.safetensors")
-    given = [re.sub("^[A-Z]{3,6}", lambda found: str({**places, "RUN": run.path}[found[0]]), word) for word in words]
+    given = [re.sub("^[A-Z]{2,6}", lambda found: str({**places, "RUN": run.path}[found[0]]), word) for word in words]
     assert cli.invoke(["checkpoint", *given]) == code
     assert told in capsys.readouterr().err
 
 
-def test_a_step_that_cannot_be_read_here_is_not_called_damaged(
-    run: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: Path, **given: Any) -> Any:
 @pytest.mark.parametrize("indexed", [True, False])
 def test_copies_beside_published_weights_do_not_count(
     indexed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -244,6 +244,10 @@ def test_copies_beside_published_weights_do_not_count(
     assert "model.safetensors.index.json: has no weight_map" in capsys.readouterr().err
 
 
+def test_a_step_that_cannot_be_read_here_is_not_called_damaged(
+    run: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **given: Any) -> Any:
         if path.parent.name == "step-00000040":
             raise PermissionError(errno.EACCES, "no", str(path))
         return files.open_regular(path, **given)
