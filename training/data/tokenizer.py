@@ -65,11 +65,11 @@ class TextTokenizer:
     def _bodies(self, texts: Sequence[str], dtype: str) -> list[npt.NDArray[Any]]:
         words = self._words
         if words is None:
-            encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+            encodings = self.plain.encode_batch_fast(list(texts), add_special_tokens=False)
             return [np.array(encoding.ids, dtype) for encoding in encodings]
         pieces = [parts_of(text) for text in texts]
         others = [piece for own in pieces for piece in own if not piece.isascii()]
-        encoded = iter(self.tokenizer.encode_batch_fast(others, add_special_tokens=False) if others else ())
+        encoded = iter(self.plain.encode_batch_fast(others, add_special_tokens=False) if others else ())
         return [
             np.concatenate([
                 words.encode(piece).astype(dtype) if piece.isascii() else np.array(next(encoded).ids, dtype)
@@ -77,6 +77,11 @@ class TextTokenizer:
             ])
             for own in pieces
         ]  # fmt: skip
+
+    @functools.cached_property
+    def plain(self) -> Tokenizer:
+        """The tokenizer for plain text: none of it becomes a special token."""
+        return _without_names(self.tokenizer)
 
     @functools.cached_property
     def _words(self) -> WordCache | None:
@@ -245,9 +250,33 @@ def _for_encoding(tokenizer: Tokenizer) -> Tokenizer:
     copy = Tokenizer.from_str(tokenizer.to_str())
     copy.no_truncation()
     copy.no_padding()
+def _beyond(tokenizer: Tokenizer, vocab_size: int) -> set[str]:
+    return {token for token, number in tokenizer.get_vocab(with_added_tokens=True).items() if number >= vocab_size}
+
+
+def _specials(tokenizer: Tokenizer) -> set[str]:
+    return {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+
+
     copy.encode_special_tokens = True
     return copy
 
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
+def _without_names(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer that finds no special token in a text. A Unigram model lists them among its pieces.
+
+    There they get names that no text holds. Their ids stay.
+    """
+    settings = json.loads(tokenizer.to_str())
+    if settings["model"]["type"] != "Unigram":
+        return tokenizer
+    hidden = {name: f"\0special\0{name}" for name in _specials(tokenizer)}
+    for piece in settings["model"]["vocab"]:
+        piece[0] = hidden.get(piece[0], piece[0])
+    for token in settings["added_tokens"]:
+        token["content"] = hidden.get(token["content"], token["content"])
+    return _for_encoding(Tokenizer.from_str(json.dumps(settings)))
+
+

@@ -143,6 +143,21 @@ def test_text_cannot_make_special_tokens(prepared: Callable[..., Path], tmp_path
     assert control.count(index.bos) > 1, "without encode_special_tokens these names become special tokens"
 
 
+def test_text_is_plain_for_a_model_that_lists_special_tokens(prepared: Callable[..., Path], tmp_path: Path) -> None:
+    """A Unigram model has them among its pieces; in HTML <s> strikes a text through."""
+    pieces = ["<unk>", "<s>", "</s>", "\u2581", "<", "s", ">", "/", "old", "new"]
+    given = Tokenizer(models.Unigram([(piece, -float(at)) for at, piece in enumerate(pieces)], 0))
+    given.pre_tokenizer = pre_tokenizers.Metaspace()
+    given.add_special_tokens(["<unk>", "<s>", "</s>"])
+    given.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "rows.jsonl").write_text('{"text": "<s>old</s> new"}\n{"text": "new"}\n')
+    directory = prepared(tmp_path / "rows.jsonl", tokenizer=str(tmp_path / "tokenizer.json"), vocab_size=10)
+    both = [documents_of(directory, split)[0] for split in ("train", "heldout")]
+    written = {"".join(pieces[number] for number in document[1:-1]) for document in both}
+    assert written == {"\u2581<s>old</s>\u2581new", "\u2581new"}
+    assert all(document[0] == 1 and document[-1] == 2 and not {1, 2} & {*document[1:-1]} for document in both)
+
+
 def test_transformers_loads_the_tokenizer(prepared: Callable[..., Path]) -> None:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

@@ -94,7 +94,7 @@ class Encoder:
     def _framed(self, examples: Sequence[Example]) -> Iterator[Encoded | BadRow]:
         """Encode pieces one by one, because at inference a prompt is encoded without its completion."""
         texts = [text for example in examples for text, _ in example.pieces]
-        encodings = iter(self._text.tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        encodings = iter(self._text.plain.encode_batch_fast(texts, add_special_tokens=False))
         for example in examples:
             yield self._in_frame(example, [next(encodings).ids for _ in example.pieces])
 
