@@ -240,7 +240,7 @@ def _resumed(
     files = tokenizers_.given_files(str(directory / TOKENIZER))
     if tokenizers_.fingerprint(files) != saved["tokenizer"]:
         raise ValueError("the tokenizer has changed")
-    tokenizer = tokenizers_.load(plan.tokenizer, files, plan.settings["vocab_size"])
+    tokenizer = tokenizers_.load(plan.tokenizer, files, plan.settings["vocab_size"], padded=True)
     writers = _writers(directory, tokenizer)
     for name, writer in writers.items():
         writer.resume(saved["splits"][name])
@@ -302,7 +302,7 @@ def _hash(digest: bytes) -> int:
 def _tokenizer(plan: _Plan, source: Source, scan: Scan, reporter: Reporter) -> tokenizers_.TextTokenizer:
     vocab_size = plan.settings["vocab_size"]
     if plan.given is not None:
-        return tokenizers_.load(plan.tokenizer, plan.given, vocab_size)
+        return tokenizers_.load(plan.tokenizer, plan.given, vocab_size, padded=True)
     return trained_tokenizer(source, scan, vocab_size, lambda texts, size: tokenizers_.train(texts(), size), reporter)
 
 

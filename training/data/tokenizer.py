@@ -98,7 +98,7 @@ def document_encoder(
     files: dict[str, bytes], vocabulary: int, dtype: str
 ) -> Callable[[Sequence[str]], tuple[list[int], npt.NDArray[Any]]]:
     """Return a function that turns texts into the documents' lengths and all their tokens in one array."""
-    tokenizer = load("of the dataset", files, vocabulary)
+    tokenizer = load("of the dataset", files, vocabulary, padded=True)
 
     def encode(texts: Sequence[str]) -> tuple[list[int], npt.NDArray[Any]]:
         documents = tokenizer.encode(texts, dtype)
@@ -189,19 +189,24 @@ def parsed(name: str, files: dict[str, bytes]) -> Tokenizer:
         raise DataError(f"tokenizer {name}: cannot load {_TOKENIZER} ({why})") from error
 
 
-def load(name: str, files: dict[str, bytes], vocab_size: int) -> TextTokenizer:
+def load(name: str, files: dict[str, bytes], vocab_size: int, *, padded: bool = False) -> TextTokenizer:
     """Load a given tokenizer; DataError if it is damaged, too large, or has no end-of-text token.
 
-    A tokenizer without a bos token (GPT-2, Qwen) uses its eos token instead.
+    A tokenizer without a bos token (GPT-2, Qwen) uses its eos token instead. With `padded` it may have special tokens
+    beyond `vocab_size`, as Gemma 3's for images: no text becomes one of them.
     """
     tokenizer = parsed(name, files)
     vocabulary = _vocabulary(tokenizer)
+    if padded and vocabulary > vocab_size and _beyond(tokenizer, vocab_size) <= _specials(tokenizer):
+        vocabulary = vocab_size
     if vocabulary > vocab_size:
         raise DataError(
             f"tokenizer {name} has {vocabulary:,} tokens, more than the model's vocab_size of {vocab_size:,}"
         )
     eos = _special(name, files, tokenizer, "eos_token", _USUAL_EOS)
     bos = _special(name, files, tokenizer, "bos_token", _USUAL_BOS) or eos
+    if {eos, bos} & _beyond(tokenizer, vocabulary):
+        raise DataError(f"tokenizer {name}: {bos} or {eos} is beyond the model's vocab_size of {vocab_size:,}")
     if eos is None or bos is None:
         usual = ", ".join(_USUAL_EOS)
         raise DataError(f"tokenizer {name} has neither an eos_token in {CONFIG} nor one of {usual}")
@@ -245,11 +250,6 @@ def _vocabulary(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
-def _for_encoding(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a copy without truncation and padding that reads the names of special tokens as plain text."""
-    copy = Tokenizer.from_str(tokenizer.to_str())
-    copy.no_truncation()
-    copy.no_padding()
 def _beyond(tokenizer: Tokenizer, vocab_size: int) -> set[str]:
     return {token for token, number in tokenizer.get_vocab(with_added_tokens=True).items() if number >= vocab_size}
 
@@ -258,12 +258,15 @@ def _specials(tokenizer: Tokenizer) -> set[str]:
     return {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
 
 
+def _for_encoding(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a copy without truncation and padding that reads the names of special tokens as plain text."""
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.no_truncation()
+    copy.no_padding()
     copy.encode_special_tokens = True
     return copy
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 def _without_names(tokenizer: Tokenizer) -> Tokenizer:
     """Return a tokenizer that finds no special token in a text. A Unigram model lists them among its pieces.
 
@@ -280,3 +283,5 @@ def _without_names(tokenizer: Tokenizer) -> Tokenizer:
     return _for_encoding(Tokenizer.from_str(json.dumps(settings)))
 
 
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

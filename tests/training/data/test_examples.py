@@ -193,6 +193,22 @@ def test_a_template_that_would_teach_something_else_is_refused(
         prepared([chat(*turns), chat("dogs", "run")], chat_template=str(tmp_path / "template.jinja"))
 
 
+def test_special_tokens_beyond_the_models_vocabulary(prepared: Prepared, chatml: Path, tmp_path: Path) -> None:
+    """Gemma 3's tokenizer has one more than the model, for images. A template that writes one is refused."""
+    own = PreTrainedTokenizerFast.from_pretrained(chatml)
+    size = len(own)
+    own.add_special_tokens({"pad_token": "<image>"})
+    own.save_pretrained(tmp_path / "own")
+    directory = prepared(GOOD, tokenizer=str(tmp_path / "own"), vocab_size=size)
+    assert read_index(directory).vocabulary == size
+    assert texts(directory) == texts(prepared(GOOD, vocab_size=size, root=tmp_path / "without"))
+    (tmp_path / "template.jinja").write_text("<image>" + CHATML)
+    with pytest.raises(DataError, match="line 1: the chat template writes '<image>', which is beyond the model's voc"):
+        prepared(GOOD, tokenizer=str(tmp_path / "own"), vocab_size=size, chat_template=str(tmp_path / "template.jinja"))
+    with pytest.raises(DataError, match=f"more than the model's vocab_size of {size - 9}"):
+        prepared([{"text": "a"}], tokenizer=str(tmp_path / "own"), vocab_size=size - 9)
+
+
 def test_a_tokenizers_template_that_is_no_text_is_one_error(chatml: Path, prepared: Prepared, tmp_path: Path) -> None:
     shutil.copytree(chatml, tmp_path / "own")
     (tmp_path / "own" / "chat_template.jinja").write_bytes(b"\xff")

@@ -60,11 +60,15 @@ class Encoder:
             if isinstance(item, BadRow):
                 yield item
                 continue
-            (text, spans), encoding = item, next(encodings)
+            (text, spans, where), encoding = item, next(encodings)
+            if (most := max(encoding.ids, default=0)) >= self._text.vocabulary:
+                token = self._chat.id_to_token(most)
+                yield BadRow(f"{where}: the chat template writes {token!r}, which is beyond the model's vocab_size")
+                continue
             learned, border = _learned(encoding, spans)
             yield Encoded(np.array(encoding.ids, self._dtype), learned, len(text.encode()), border)
 
-    def _written(self, example: Example) -> tuple[str, list[Span]] | BadRow:
+    def _written(self, example: Example) -> tuple[str, list[Span], str] | BadRow:
         for number, message in enumerate(example.messages):
             held = self._held([message["content"], message.get("reasoning_content"), message.get(CALLS)])
             if held is not None:
@@ -80,7 +84,7 @@ class Encoder:
             return error
         except UnicodeEncodeError:
             return BadRow(f"{example.where}: half a surrogate pair in a tool or a call, not text")
-        return text, spans
+        return text, spans, example.where
 
     def _held(self, value: object) -> str | None:
         """Return a special token that a text in `value` holds, at any depth."""

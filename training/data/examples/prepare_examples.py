@@ -111,7 +111,7 @@ def plan_of(settings: ExampleSettings) -> Plan:
         raise DataError(f"sequence_length {settings.sequence_length} is too short for a token and its label")
     rows = open_rows(settings.source, settings.text_field)
     given = tokenizers_.given_files(settings.tokenizer)
-    tokenizer = tokenizers_.load(settings.tokenizer, given, settings.vocab_size)
+    tokenizer = tokenizers_.load(settings.tokenizer, given, settings.vocab_size, padded=True)
     template = template_of(settings.tokenizer, tokenizer, settings.chat_template)
     template.check(settings.learn)
     fingerprint = rows.fingerprint()

@@ -46,7 +46,7 @@ def open_stream(config: Config, first: Path, ranks: Ranks, say: Callable[[str], 
     assert data.stream is not None
     files = _files(config)
     index = read_index(first)
-    tokenizer = load(str(first), given_files(str(first / TOKENIZER)), config.model.vocab_size)
+    tokenizer = load(str(first), given_files(str(first / TOKENIZER)), config.model.vocab_size, padded=True)
     plan = Plan(
         files=files,
         text_field=data.text_field,
