@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.read import Checkpoint
-from training.data.examples.template import DATE
+from training.data.examples.template import ANSWER, DATE, dated
 from training.data.index import read_index
 from training.run.directory import RunDir
 
@@ -35,6 +35,33 @@ def dataset_directory(meta: dict[str, Any], run: RunDir) -> Path:
     )
 
 
+def end_ids(dataset: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Token ids that end a text: the end of text, and in chats what the template writes behind an answer.
+
+    Many templates end a turn by a token of its own, such as Gemma's <end_of_turn>.
+    """
+    ends = [tokenizer.eos_token_id]
+    if read_index(dataset).source.get("chat"):
+        tail = _chat(tokenizer, ANSWER, ANSWER).rpartition(ANSWER)[2].strip()
+        first = tokenizer(tail, add_special_tokens=False)["input_ids"][:1]
+        ends += [token for token in first if token in tokenizer.added_tokens_decoder]
+    return list(dict.fromkeys(ends))
+
+
+def _chat(tokenizer: PreTrainedTokenizerBase, asked: str, answer: str | None = None) -> str:
+    """The text of a user's message with the prompt for an answer, or with the answer."""
+    messages = [{"role": "user", "content": asked}]
+    messages += [] if answer is None else [{"role": "assistant", "content": answer}]
+    text = tokenizer.apply_chat_template(
+        messages,
+        chat_template=dated(tokenizer.chat_template),
+        tokenize=False,
+        add_generation_prompt=answer is None,
+        date_string=DATE,
+    )
+    return str(text)
+
+
 def prompt_ids(dataset: Path, tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
     """Token ids of a prompt, framed like the beginning of the dataset's documents, or as a user's message.
 
@@ -42,8 +69,7 @@ def prompt_ids(dataset: Path, tokenizer: PreTrainedTokenizerBase, prompt: str) -
     """
     index = read_index(dataset)
     if index.source.get("chat"):
-        asked = [{"role": "user", "content": prompt}]
-        text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True, date_string=DATE)
+        text = _chat(tokenizer, prompt)
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
     frameless = "chat_template" in index.settings and index.bos == index.eos
     begin = [] if frameless else [index.bos]

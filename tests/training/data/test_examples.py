@@ -25,6 +25,7 @@ from training.data.examples.packing import pack
 from training.data.examples.prepare_examples import ExampleSettings, prepare_examples
 from training.data.examples.rows import open_rows
 from training.data.index import read_index, verify
+from training.data.run_tokenizer import end_ids, prompt_ids
 from training.data.sources import SourceFile
 
 # The same text, but the template itself marks the assistant's turns.
@@ -179,7 +180,6 @@ def test_a_token_that_ends_a_chat_is_learned_behind_its_last_turn(prepared: Prep
         (CHATML + "{{ raise_exception('no systems here') }}", ("hi", "cat"), "no systems here"),
         (MARKED.replace("{% if message['role'] == 'assistant' %}", "{% if loop.last %}"),
          ("hi", "cat", "why", "mat"), "marks 1 turns of the assistant, the messages have 2"),
-        ("{{ strftime_now('%d') }}" + CHATML, ("hi", "cat"), "today's date"),
         ("{% for", ("hi", "cat"), "the chat template"),
         ("{{ '{}'.format() }}", ("hi", "cat"), "cannot render these messages: (tuple|Replacement) index"),
     ],
@@ -191,6 +191,25 @@ def test_a_template_that_would_teach_something_else_is_refused(
     (tmp_path / "template.jinja").write_text(template)
     with pytest.raises(DataError, match=why):
         prepared([chat(*turns), chat("dogs", "run")], chat_template=str(tmp_path / "template.jinja"))
+
+
+def test_a_template_that_asks_for_today_gets_one_date(prepared: Prepared, tmp_path: Path) -> None:
+    """Otherwise the data would be others tomorrow. The settings name the date, and a prompt has the same one."""
+    (tmp_path / "template.jinja").write_text("{% set day = strftime_now('%Y-%m-%d') %}{{ day }} " + CHATML)
+    directory = prepared(GOOD, chat_template=str(tmp_path / "template.jinja"))
+    assert all(text.startswith("2024-07-26 <|im_start|>user") for text, _ in texts(directory))
+    assert read_index(directory).settings["date"] == "2024-07-26"
+    own = PreTrainedTokenizerFast.from_pretrained(directory / "tokenizer")
+    assert own.decode(prompt_ids(directory, own, "hi")).startswith("2024-07-26 <|im_start|>user")
+    assert "date" not in read_index(prepared(GOOD, root=tmp_path / "other")).settings
+
+
+def test_a_text_ends_where_the_template_ends_a_turn(prepared: Prepared, tmp_path: Path) -> None:
+    """The tokenizer's end of text is another token: without it a sample would go on with the user's next turn."""
+    chats, plain = prepared(GOOD), prepared([{"text": "a cat"}, {"text": "a mat"}], root=tmp_path / "plain")
+    own = PreTrainedTokenizerFast.from_pretrained(chats / "tokenizer")
+    assert own.convert_ids_to_tokens(end_ids(chats, own)) == [tokenizer.EOS, "<|im_end|>"]
+    assert end_ids(plain, own) == [own.eos_token_id]
 
 
 def test_special_tokens_beyond_the_models_vocabulary(prepared: Prepared, chatml: Path, tmp_path: Path) -> None:

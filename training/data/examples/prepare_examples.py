@@ -121,6 +121,7 @@ def plan_of(settings: ExampleSettings) -> Plan:
         "heldout_fraction": settings.heldout_fraction,
         "tokenizer": tokenizers_.fingerprint(given),
         "chat_template": template.digest(),
+        **template.day,
         "vocab_size": settings.vocab_size,
         "sequence_length": settings.sequence_length,
         "packing": settings.packing,

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 from training.data.errors import DataError, reason
@@ -32,7 +33,13 @@ PLAIN = (
     "{% if add_generation_prompt %}### assistant{{ '\n' }}{% endif %}"
 )
 # The date that Llama 3.1's template writes by default. With the current date the data would change every day.
-DATE = "26 Jul 2024"
+DAY = datetime(2024, 7, 26)
+DATE = DAY.strftime("%d %b %Y")
+# transformers' function for the current time takes no other one's place, but a macro of the template does.
+_NOW = "strftime_now"
+_PARTS = [f"%{letter}" for letter in ("-d", "-m", "-H", "-I", "-M", "-S", "-j", *"aAbBcdHIjmMpSuwxXyY")]
+_WRITTEN = "".join(f".replace({part!r}, {DAY.strftime(part)!r})" for part in _PARTS)
+_MACRO = f"{{% macro {_NOW}(format) %}}{{{{ format{_WRITTEN} }}}}{{% endmacro %}}{{{{ '' }}}}"
 LARGEST = 2**20  # bytes of a template's file
 LONGEST, MOST_MEMORY = 30.0, 2**31  # seconds and bytes to render one conversation
 _WATCHDOG = Watchdog()
@@ -42,7 +49,7 @@ _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 Learn = Literal["last", "reasoning", "answer"]
 THINK, THOUGHT = "<think>", "</think>"
 _REASONING = ("reasoning_content", "reasoning")  # a message's own field for its reasoning
-_ANSWER = "answer-7f1c3b5e9d2a"  # stands for an answer while the template writes what surrounds it
+ANSWER = "answer-7f1c3b5e9d2a"  # stands for an answer while the template writes what surrounds it
 
 Span = tuple[int, int]
 Tools = Sequence[dict[str, Any]]
@@ -55,16 +62,22 @@ class ChatTemplate:
     text: str
     special: dict[str, str]
 
+    @property
+    def day(self) -> dict[str, str]:
+        """For a dataset's settings: the `date` that the template writes in place of today's; empty if it asks for none.
+
+        Llama's templates know a fixed date of their own, `date_string`.
+        """
+        asks = _NOW in self.text and "date_string" not in self.text
+        return {"date": DAY.date().isoformat()} if asks else {}
+
     def digest(self) -> str:
         """Return a digest of the template and of the tokens that it may use."""
         content = "\0".join([self.text, *(f"{key}={self.special[key]}" for key in sorted(self.special))])
         return hashlib.sha256(content.encode()).hexdigest()
 
     def check(self, learn: Learn | None = None) -> None:
-        """Raise DataError if the template is not valid, its text depends on the current date, or it knows no
-        reasoning although `learn` needs it."""
-        if "strftime_now" in self.text and "date_string" not in self.text:
-            raise DataError("the chat template writes today's date; give another in data.chat_template")
+        """Raise DataError if the template is not valid, or knows no reasoning although `learn` needs it."""
         if learn in ("reasoning", "answer") and THOUGHT not in self.text and THINK not in self.text:
             raise DataError(
                 f"data.learn is {learn}, but the chat template has no {THOUGHT}, so its model does not reason"
@@ -122,10 +135,10 @@ class ChatTemplate:
             raise BadRow(f"message {len(before)} has no answer after its reasoning")
         prompt = self.render(before, add_generation_prompt=True, tools=tools)
         plain = {key: part for key, part in turn.items() if key not in _REASONING}
-        written = self.render([*before, {**plain, "content": _ANSWER}], tools=tools)
-        if written.count(_ANSWER) != 1:
+        written = self.render([*before, {**plain, "content": ANSWER}], tools=tools)
+        if written.count(ANSWER) != 1:
             raise BadRow(f"the chat template changes message {len(before)}")
-        end = written.partition(_ANSWER)[2].rstrip()
+        end = written.partition(ANSWER)[2].rstrip()
         _check_calls(turn, end, len(before))
         opened = prompt.rstrip().endswith(THINK)
         opening = "" if opened and prompt.endswith("\n") else "\n" if opened else f"{THINK}\n"
@@ -191,8 +204,8 @@ class ChatTemplate:
             return said
         if said.count(content) == 1:
             return said.partition(content)[2]
-        stand_in = self.render([*messages[:-1], {**messages[-1], "content": _ANSWER}], tools=tools)
-        return stand_in.rpartition(_ANSWER)[2]
+        stand_in = self.render([*messages[:-1], {**messages[-1], "content": ANSWER}], tools=tools)
+        return stand_in.rpartition(ANSWER)[2]
 
     def _rendered(self, messages: Sequence[Message], tools: Tools, **how: bool) -> tuple[str, list[Span]]:
         """Render with the arguments of tool calls as objects, else as JSON text, as some templates need."""
@@ -211,7 +224,7 @@ class ChatTemplate:
         try:
             with _WATCHDOG.limit(LONGEST), memory(MOST_MEMORY):
                 texts, spans = render_jinja_template(
-                    [list(messages)], list(tools) or None, chat_template=self.text, **how, **tokens
+                    [list(messages)], list(tools) or None, chat_template=dated(self.text), **how, **tokens
                 )
         except (TooLong, MemoryError, RecursionError):
             most = f"{LONGEST:.0f} s or {MOST_MEMORY >> 30} GiB"
@@ -220,6 +233,11 @@ class ChatTemplate:
             first = str(error).partition("\n")[0]
             raise BadRow(f"the chat template cannot render these messages: {first}") from None
         return texts[0], [(start, end) for start, end in spans[0]] if spans else []
+
+
+def dated(text: str) -> str:
+    """Return a template that writes DAY where it would write today's date."""
+    return f"{_MACRO}{text}" if _NOW in text else text
 
 
 def _reasoning_of(message: Message) -> tuple[str, str]:
