@@ -16,7 +16,7 @@ from training.checkpoint.layout import step_name
 from training.checkpoint.read import Checkpoint, newest, open_checkpoint
 from training.checkpoint.shards import shards_of
 from training.config import BERT, Config, ConfigError
-from training.data.run_tokenizer import dataset_directory, load_tokenizer, prompt_ids
+from training.data.run_tokenizer import dataset_directory, end_ids, load_tokenizer, prompt_ids
 from training.models.causal import build_on_meta, materialise, trained_parameters
 from training.models.lora import adapt
 from training.run.directory import RunDir
@@ -52,9 +52,10 @@ def continuations(
         return
     model, tokenizer = load_model(checkpoint, run, base=base), load_tokenizer(checkpoint, run)
     dataset = dataset_directory(checkpoint.meta, run)
+    ends = end_ids(dataset, tokenizer)
     for prompt in prompts:
         ids = torch.tensor([prompt_ids(dataset, tokenizer, prompt)])
-        yield prompt, _continue(model, tokenizer, ids, max_new_tokens, temperature, seed)
+        yield prompt, _continue(model, tokenizer, ids, ends, max_new_tokens, temperature, seed)
 
 
 def checkpoint_of(run: RunDir, step: int | None = None, skipped: list[str] | None = None) -> Checkpoint:
@@ -105,6 +106,7 @@ def _continue(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     ids: torch.Tensor,
+    ends: list[int],
     max_new_tokens: int,
     temperature: float,
     seed: int,
@@ -118,7 +120,7 @@ def _continue(
             do_sample=temperature > 0,
             temperature=temperature if temperature > 0 else None,
             top_k=0 if temperature > 0 else None,
-            eos_token_id=tokenizer.eos_token_id,
+            eos_token_id=ends,
             pad_token_id=tokenizer.eos_token_id,
             use_cache=True,
         )
