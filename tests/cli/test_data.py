@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shlex
 import subprocess
@@ -115,6 +116,21 @@ def test_verify_finds_damage(yard: Yard, dataset: Path) -> None:
     code, out, _ = yard("verify", dataset, "--json")
     (verdict,) = json.loads(out)
     assert (code, verdict["verdict"], verdict["directory"]) == (1, "FAIL", str(dataset))
+
+
+def test_what_cannot_be_read_is_not_called_damaged(yard: Yard, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.open
+
+    def refuse(path: Path, *given: Any, **named: Any) -> Any:
+        if path.name == "train-00000.bin":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *given, **named)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    code, out, _ = yard("verify", dataset)
+    assert (code, out.startswith(f"CANNOT TELL: {dataset} cannot be read here")) == (3, True)
+    assert "train-00000.bin: Permission denied" in out
+    assert "remove" not in out
 
 
 def test_examples_of_fine_tuning_are_counted_and_verified(yard: Yard, dataset: Path, tmp_path: Path) -> None:

@@ -113,7 +113,8 @@ def check_sizes(directory: Path, index: Index) -> None:
         try:
             size = path.stat().st_size
         except OSError as error:
-            raise DataError(f"dataset file {path}: {reason(error)}; {_remedy(directory)}") from error
+            remedy = f"; {_remedy(directory)}" if isinstance(error, FileNotFoundError) else ""
+            raise DataError(f"dataset file {path}: {reason(error)}{remedy}") from error
         if size != entry.size:
             raise DataError(f"dataset file {path} has {size} bytes, not {entry.size}; {_remedy(directory)}")
 

@@ -49,13 +49,12 @@ def _show(path: Path, report: Report) -> None:
 
 
 def _show_split(name: str, split: SplitReport, length: int) -> None:
-    waste = f"{split.waste:.2%}; a row for each document would leave {split.padded:.1%} empty"
     rows = [
         ("documents", f"{split.documents:,}"),
         ("tokens", f"{split.tokens:,} ({split.bytes / split.tokens:.2f} bytes each)"),
         ("length", f"{split.shortest:,} to {split.longest:,}, median {split.median:,.0f}"),
         ("samples", f"{split.samples:,} of {length:,} tokens"),
-        ("packing waste", waste),
+        ("packing waste", f"{split.waste:.2%}; a row for each document would leave {split.padded:.1%} empty"),
     ]
     output.line(f"  {name}")
     output.table(rows, indent="    ")
