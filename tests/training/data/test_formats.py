@@ -242,6 +242,7 @@ def test_arrays_and_tables_make_the_dataset_of_their_lines(
         ("a.json", '{"text": "a"}\n{"text"', "a.json, line 2: not JSON"),
         ("a.csv", "text,b\na,1\nc\n", "a.csv, line 3: 1 cells, the header has 2"),
         ("a.csv", "text,text\na,1\n", "a.csv, line 1: the first line must name each column once"),
+        ("a.json", f'[{{"text": {"1" * 5000}}}]', "a.json, line 1, row 1: not JSON (Exceeds the limit"),
         ("a.csv", "text,\na,1\n", "a.csv, line 1: the first line must name each column once"),
         ("a.csv", "text;b\na;1\n", ".csv needs commas"),
         ("a.csv", 'text\n"a', "not CSV"),

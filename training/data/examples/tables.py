@@ -143,6 +143,8 @@ class _Array:
                     line = self._line + self._text.count("\n", self._at, error.pos)
                     why = f"not JSON ({error.msg} in line {line})"
                     raise DataError(f"{where}: {why}; the rest cannot be read") from None
+            except ValueError as error:  # a number of thousands of digits
+                raise DataError(f"{where}: not JSON ({error}); the rest cannot be read") from None
             if len(self._text) - self._at > MOST_ROW:
                 raise DataError(f"{where}: not JSON, or more than {MOST_ROW >> 20} MiB")
             self._read(max(_CHUNK, len(self._text) - self._at))
