@@ -171,6 +171,9 @@ def _turn(where: str, value: object, shape: Shape) -> Message:
 
 
 def _listed(where: str, field: str, value: object) -> list[Any]:
+    """Return a list of messages, which tables without lists hold as JSON text."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = _parsed(where, field, value)
     if not isinstance(value, list):
         raise BadRow(f"{where}: field '{field}' is {kind_of(value)}, not a list of messages")
     if not value:
