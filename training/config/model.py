@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     ModuleName = str
 else:
     Architecture, LinearName, ModuleName = (Literal[tuple(names)] for names in (FAMILIES, LINEARS, MODULES))
-WEIGHTS = re.compile(r"/\S+|run:[a-z0-9][a-z0-9.-]*|[\w.-]+/[\w.-]+@[\w.-]+")
+WEIGHTS = re.compile(r"/\S(?:.*\S)?|run:[a-z0-9][a-z0-9.-]*|[\w.-]+/[\w.-]+@[\w.-]+")
 NOT_IN_BERT = {
     "rms_norm_eps": "use model.bert.layer_norm_eps",
     "rope_theta": "its positions are learned",

@@ -214,11 +214,12 @@ def test_a_damaged_file_is_named(tmp_path: Path, run: RunDir, damage: Callable[[
 
 
 def test_a_clone_without_git_lfs_is_named(tmp_path: Path, run: RunDir) -> None:
-    publish(tmp_path / "base")
+    """The directory's name has a space."""
+    publish(tmp_path / "my base")
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
-    (tmp_path / "base" / "model.safetensors").write_text(pointer)
-    with pytest.raises(CheckpointError, match=r"base/model\.safetensors: this is a pointer of Git LFS .* git lfs pull"):
-        open_weights(configuration(str(tmp_path / "base")), run)
+    (tmp_path / "my base" / "model.safetensors").write_text(pointer)
+    with pytest.raises(CheckpointError, match=r"my base/model\.safetensors: this is a pointer of Git LFS"):
+        open_weights(configuration(str(tmp_path / "my base")), run)
 
 
 def test_other_weights_than_the_run_began_with_are_refused(tmp_path: Path, run: RunDir) -> None:
