@@ -15,8 +15,9 @@ from tests.workload.beds import bed
 from tools import cli
 from tools.cells import locate
 from tools.cells.knobs import Knobs, applied
-from tools.cluster import fit, machines
+from tools.cluster import fit, machines, observe
 from tools.cluster import spec as specs
+from tools.cluster.snapshot import CRD, Snapshot
 from tools.cluster.spec import Spec
 from tools.core import repo
 from tools.core.errors import UserError
@@ -122,6 +123,31 @@ def test_a_queue_takes_only_kinds_of_which_kueue_has_an_integration(kind: str) -
     found = fit.check(specs.load(repo.root(), "gpu"), Manifests("job.yaml", objects))
     said = "Kueue has no integration of JobSet: the job starts without its queue trainyard"
     assert [one.summary for one in found if one.state.value == "WARN"] == ([said] if kind == "JobSet" else [])
+
+
+@pytest.mark.parametrize(
+    ("served", "queue", "said"),
+    [
+        ([], "default", {"FAIL": "the cluster does not have the kind Job.batch.volcano.sh"}),
+        (["jobs.batch.volcano.sh"], "default", {}),
+        (["jobs.batch.volcano.sh"], "team", {"CANNOT TELL": "whether Volcano has the queue team is unknown"}),
+    ],
+)
+def test_a_job_of_volcano_needs_volcano_and_no_queue_of_kueue(
+    served: list[str], queue: str, said: dict[str, str], tmp_path: Path
+) -> None:
+    """Kubernetes' own Job has the same kind."""
+    seen = Snapshot({CRD: [{"metadata": {"name": name}} for name in served]})
+    facts = f"JOB_KINDS={','.join(observe._job_kinds(seen))}\nQUEUES=none\n" + LAB.format(4)
+    objects = bed("Volcano")
+    objects[0]["spec"]["queue"] = queue
+    found = fit.check(cluster(tmp_path, facts), Manifests("job.yaml", objects))
+    others = {one.state.value: one.summary.partition(":")[0] for one in found if one.state.value != "PASS"}
+    assert others == said
+    assert [one.state.value for one in fit.check(cluster(tmp_path, facts), Manifests("job.yaml", bed("Job")))] == [
+        "PASS",
+        "PASS",
+    ]
 
 
 def test_a_clusters_kueue_is_that_of_its_own_base(tmp_path: Path) -> None:
@@ -328,6 +354,51 @@ def test_pods_that_stay_apart_take_a_node_each(
     assert (found, said in summary) == (state, True), summary
 
 
+def spread(key: str, skew: int = 1, **more: Any) -> dict[str, Any]:
+    name = locate.rendered(CPU).jobs()[0]["metadata"]["name"]
+    own = {"matchLabels": {"training.kubeflow.org/job-name": name}}
+    rule = {"topologyKey": key, "maxSkew": skew, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": own}
+    return {"topologySpreadConstraints": [{**rule, **more}]}
+
+
+ZONE = "topology.kubernetes.io/zone"
+IN_ZONE = (
+    "MACHINES_{0}={1} cpu=64 memory=500Gi nvidia.com/gpu=8 with kubernetes.io/arch=amd64 " + ZONE + "=us-west-2{0}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("facts", "spec", "state", "said"),
+    [
+        (LAB.format(4), spread(HOST), "PASS", "fit on"),
+        (LAB.format(2), spread(HOST, 2), "PASS", "fit on"),
+        (
+            LAB.format(2),
+            spread(HOST),
+            "CANNOT TELL",
+            "nodes without a pod, also cordoned ones, count in topologySpread",
+        ),
+        (LAB.format(2).replace("gpu=8", "gpu=2"), spread(HOST), "FAIL", "each needs"),
+        (LAB.format(2), spread(HOST, whenUnsatisfiable="ScheduleAnyway"), "PASS", "fit on"),
+        (LAB.format(2), spread(HOST, labelSelector={"matchLabels": {"app": "other"}}), "PASS", "fit on"),
+        (LAB.format(4), spread("lab/rack"), "CANNOT TELL", "which nodes share lab/rack is not stated"),
+        (IN_ZONE.format("a", 1) + IN_ZONE.format("b", 1), spread(ZONE), "PASS", "fit on"),
+        (
+            IN_ZONE.format("a", 3) + IN_ZONE.format("b", 1).replace("gpu=8", "gpu=2"),
+            spread(ZONE),
+            "CANNOT TELL",
+            f"over {ZONE} need room in each zone",
+        ),
+    ],
+)
+def test_pods_that_are_spread_need_room_on_each_host_or_in_each_zone(
+    facts: str, spec: dict[str, Any], state: str, said: str, tmp_path: Path
+) -> None:
+    """Four pods with two of the eight GPUs of a node."""
+    ((found, summary),) = of_pods(tmp_path, facts, small_pods(4, TWO_GPUS, **spec))
+    assert (found, said in summary) == (state, True), summary
+
+
 def test_a_node_chosen_by_its_name_is_unknown(tmp_path: Path) -> None:
     rule = {"key": "metadata.name", "operator": "In", "values": ["gpu-7"]}
     terms = {"nodeSelectorTerms": [{"matchFields": [rule]}]}
@@ -388,6 +459,14 @@ def facts_of(*nodes: dict[str, Any]) -> str:
     return "".join(f"{name}={value}\n" for name, value in found.items())
 
 
+def test_nodes_that_differ_in_size_are_not_alike() -> None:
+    """k3s gives all of them one instance type."""
+    small = node({})
+    small["status"]["allocatable"] |= {"cpu": "4", "memory": "8Gi"}
+    lines = facts_of(node({}), small, node({})).splitlines()
+    assert [line.partition("=")[2].split()[:2] for line in lines] == [["1", "cpu=4000m"], ["2", "cpu=64000m"]]
+
+
 GPUS = {"nvidia.com/gpu": "8"}
 PRESENT, POOL = "nvidia.com/gpu=present:NoSchedule", "pool=ml:NoSchedule"
 
@@ -412,6 +491,26 @@ def test_pods_must_tolerate_the_taints_that_init_writes(
     facts = place + facts_of(node(GPUS, *taints))
     ((found, summary),) = of_pods(tmp_path, facts, small_pods(2, TWO_GPUS, tolerations=tolerations))
     assert (found, said in summary) == (state, True), summary
+
+
+@pytest.mark.parametrize(
+    ("label", "selected", "state"),
+    [
+        ("cloud.google.com/gke-accelerator", "here", "PASS"),
+        ("cloud.google.com/gke-accelerator", "other", "FAIL"),
+        ("kubernetes.azure.com/agentpool", "here", "PASS"),
+        ("karpenter.sh/nodepool", "here", "CANNOT TELL"),
+    ],
+)
+def test_clouds_let_pods_with_devices_past_the_taint_of_these(
+    label: str, selected: str, state: str, tmp_path: Path
+) -> None:
+    """GKE and AKS have the admission plugin, and manifests choose nodes there by the labels of their pools."""
+    item = node(GPUS, PRESENT)
+    item["metadata"]["labels"][label] = "here"
+    manifests = small_pods(2, TWO_GPUS, nodeSelector={label: selected})
+    ((found, summary),) = of_pods(tmp_path, facts_of(item), manifests)
+    assert found == state, summary
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ A fact that is not there is unknown, and `none` means that the cluster has nothi
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from tools.cells.kustomize_graph import is_kustomization, reached
 from tools.cluster import cluster_env, machines
 from tools.cluster.machines import Machines
+from tools.cluster.snapshot import VOLCANO_QUEUES
 from tools.cluster.spec import Spec
 from tools.core import State, Verdict, nearest, output, repo
 from tools.facts import compatibility
@@ -22,13 +23,16 @@ from tools.kube import Manifests, Object, name_of, quantity
 from tools.kube.manifests import parse
 from tools.kube.selectors import REQUIRED, ZONE, node_terms, selects, untolerated, wants
 from tools.workload import Role, Workload, kinds, operator_pods
+from tools.workload.volcano import VolcanoJob
 
 KUEUE, OPERATOR = "base/plugins/kueue", "base/plugins/training-operator"
 OWN_IMAGE = re.compile(r"(?:^|/)trainer-(?:cpu|cuda)(?:[:@]|$)")
 LOCK = "requirements.lock"  # which these images install
 PODS = Decimal(110)  # the most on a node that its kubelet starts by default
 HOST = "kubernetes.io/hostname"
+VOLCANO = VolcanoJob.api.rpartition("/")[0]
 NODE = "node"  # the resource of which each node has one
+SPREAD = "topologySpreadConstraints"
 STATED = ("cpu", "memory", "ephemeral-storage")  # what every node has, and a fact may not state
 REASON = "the cluster must serve the job's kind and have its machines, claims and queue"
 
@@ -38,7 +42,8 @@ def check(cluster: Spec, manifests: Manifests) -> list[Verdict]:
     brought = {name_of(one) for one in manifests.of_kind("PersistentVolumeClaim")}
     found: list[Verdict] = []
     for job in kinds.find(manifests).workloads:
-        found.append(_named(cluster, "JOB_KINDS", job.kind, f"the kind {job.kind}", "yard cluster validate"))
+        kind = kind_name(job)
+        found.append(_named(cluster, "JOB_KINDS", kind, f"the kind {kind}", "yard cluster validate"))
         taken: list[Mapping[str, float]] = []
         for role in job.roles:
             verdict, shares = _nodes(cluster, job, role)
@@ -49,7 +54,11 @@ def check(cluster: Spec, manifests: Manifests) -> list[Verdict]:
         if len(taken) > 1 and not _at_once(taken):
             summary = f"whether all roles of {job.kind} {job.name} fit at the same time is unknown"
             found.append(_verdict(State.CANNOT_TELL, summary, None, cluster.source))
-        if job.queue:
+        if isinstance(job, VolcanoJob) and job.queue != "default":  # which Volcano itself makes
+            summary = f"whether Volcano has the queue {job.queue} is unknown: no fact states its queues"
+            remedy = f"kubectl get {VOLCANO_QUEUES} {job.queue}"
+            found.append(_verdict(State.CANNOT_TELL, summary, remedy, job.title))
+        elif job.queue and not isinstance(job, VolcanoJob):
             what, remedy = f"the queue {job.queue}", "base/plugins/kueue/queue"
             found.append(_of_team(cluster, job, "QUEUES", job.queue, what, remedy))
             found += _without_integration(cluster, job)
@@ -61,6 +70,12 @@ def check(cluster: Spec, manifests: Manifests) -> list[Verdict]:
         remedy = "AWS may document more by now: SageMaker developer guide, Getting started with Amazon EKS support"
         found.append(_verdict(State.WARN, summary, remedy, *outside, _at(cluster, "KUBERNETES_VERSION")))
     return list({one.summary: one for one in found}.values())
+
+
+def kind_name(job: Workload | type[Workload]) -> str:
+    """Return the name of a kind of job in JOB_KINDS: Volcano's Job has its group with it."""
+    group = job.api.rpartition("/")[0]
+    return f"{job.kind}.{group}" if group == VOLCANO else job.kind
 
 
 def _listed(cluster: Spec, name: str) -> list[str] | None:
@@ -178,12 +193,17 @@ def _nodes(cluster: Spec, job: Workload, role: Role) -> tuple[Verdict, dict[str,
         summary = f"whether {title} fit is unknown: no nodes are described"
         return _verdict(State.CANNOT_TELL, summary, hint, _at(cluster, "NODES_...")), {}
     near, apart = (_topologies(job, role, kind) for kind in ("podAffinity", "podAntiAffinity"))
-    alone = {NODE: Decimal(1)} if HOST in apart or _host_ports(spec) else {}
+    spread = _spreads(job, role)
+    skew = 0 if HOST in apart or _host_ports(spec) else spread.get(HOST, 0)
+    alone = {NODE: Decimal(1)} if skew or HOST in apart or _host_ports(spec) else {}
     asked, together = quantity.pod_requests(spec) | alone, ZONE in near
-    wanted = [replace(one, room={**one.room, NODE: Decimal(1)}) for one in every if _chosen(spec, one)]
+    wanted = [replace(one, room={**one.room, NODE: Decimal(skew or 1)}) for one in every if _chosen(spec, one)]
     closed = {one.fact: taints for one in wanted if (taints := _untolerated(spec, one) - set(asked))}
     chosen = [one for one in wanted if one.fact not in closed]
-    unseen = [f"which nodes share {key} is not stated" for key in sorted(near - {ZONE} | apart - {HOST})]
+    others = near - {ZONE} | apart - {HOST} | set(spread) - {HOST, ZONE}
+    unseen = [f"which nodes share {key} is not stated" for key in sorted(others)]
+    if ZONE in spread and not together and not _even(chosen, asked, role.replicas):
+        unseen.append(f"{SPREAD} over {ZONE} need room in each zone")
     unclear = {one.fact: doubts for one in chosen if (doubts := [*_doubts(spec, one, asked, together), *unseen])}
     counts = {one.fact: output.count(_room(one, asked), "pod") for one in chosen}
     rows = [f"{_at(cluster, fact)}: {'at most ' if fact in unclear else ''}{pods}" for fact, pods in counts.items()]
@@ -192,9 +212,11 @@ def _nodes(cluster: Spec, job: Workload, role: Role) -> tuple[Verdict, dict[str,
     shares = {zone: role.replicas / max(1, room) for zone, room in certain.items() if room >= role.replicas}
     if shares:
         return _verdict(State.PASS, f"{title} fit on the cluster's nodes", None, *rows), shares
-    possible = _rooms(chosen, asked, together)
-    if unclear and max(possible.values()) >= role.replicas:
+    free = {key: value for key, value in asked.items() if key != NODE} if skew else asked
+    possible = _rooms(chosen, free, together)
+    if (unclear or skew) and max(possible.values()) >= role.replicas:
         reasons = dict.fromkeys(itertools.chain(*unclear.values()))
+        reasons |= {f"nodes without a pod, also cordoned ones, count in {SPREAD} over {HOST}": None} if skew else {}
         summary = f"whether {title} fit is unknown: {'; '.join(reasons)}"
         return _verdict(State.CANNOT_TELL, summary, None, *rows), {}
     there = f"{cluster.source}: " + ", ".join(f"{one.count} of {one.title}" for one in every)
@@ -216,12 +238,30 @@ def _at_once(taken: list[Mapping[str, float]]) -> bool:
     return any(sum(shares.get(zone, shares.get("", 2.0)) for shares in taken) <= 1 for zone in zones)
 
 
+def _own(job: Workload, role: Role, terms: Iterable[Object]) -> list[Object]:
+    """Return the terms that select pods of the job."""
+    labels = {**((role.template.get("metadata") or {}).get("labels") or {}), **job.selector}
+    here = (one for one in terms if job.namespace in (one.get("namespaces") or [job.namespace]))
+    return [one for one in here if selects(one.get("labelSelector"), labels)]
+
+
+def _spreads(job: Workload, role: Role) -> dict[str, int]:
+    """Return the labels over which the pods of a role must be spread, each with the most that they may differ."""
+    hard = (one for one in role.template["spec"].get(SPREAD) or [] if one.get("whenUnsatisfiable") == "DoNotSchedule")
+    found = {str(one.get("topologyKey")): one.get("maxSkew") or 1 for one in _own(job, role, hard)}
+    return found if role.replicas > 1 else {}
+
+
+def _even(some: list[Machines], asked: Mapping[str, Decimal], pods: int) -> bool:
+    """Return whether each zone of some machines has room for its share of the pods."""
+    rooms = _rooms(some, asked, True)
+    return all(len(one.labels.get(ZONE, ())) == 1 for one in some) and min(rooms.values()) >= -(-pods // len(rooms))
+
+
 def _topologies(job: Workload, role: Role, kind: str) -> set[str]:
     """Return the labels by which required pod (anti-)affinity keeps the pods of a role near to others of the job."""
-    labels = {**((role.template.get("metadata") or {}).get("labels") or {}), **job.selector}
     terms = ((role.template["spec"].get("affinity") or {}).get(kind) or {}).get(REQUIRED) or []
-    own = [one for one in terms if job.namespace in (one.get("namespaces") or [job.namespace])]
-    found = {str(one.get("topologyKey")) for one in own if selects(one.get("labelSelector"), labels)}
+    found = {str(one.get("topologyKey")) for one in _own(job, role, terms)}
     return found if sum(one.replicas for one in job.roles) > 1 else set()
 
 

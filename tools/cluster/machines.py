@@ -19,14 +19,14 @@ from tools.cluster.nodes import INSTANCE_TYPE, ZONE_LABEL
 from tools.cluster.spec import NODES, NodeGroup, Spec
 from tools.core import UserError, nearest
 from tools.facts.instances import EFA, HYPERPOD_PREFIX, INSTANCES, NEURON, NVIDIA, Instance
-from tools.facts.node_labels import HYPERPOD
+from tools.facts.node_labels import HYPERPOD, POOLS, TOLERANT
 from tools.kube import Object, selectors
 from tools.kube.quantity import UNITS, amount, amounts, extended, plain
 
 MACHINES = "MACHINES_"
 MIB = 2**20
 ARCHITECTURE = "kubernetes.io/arch"
-# The labels by which cells choose nodes.
+# The labels by which cells choose nodes: nodes of a fact without one of them do not have it.
 LABELS = (ARCHITECTURE, INSTANCE_TYPE, "nvidia.com/gpu.product")
 TAINT = re.compile(r"(?P<key>[\w./-]+)(?:=(?P<value>[\w.-]*))?:(?P<effect>NoSchedule|NoExecute)")
 # Of Kubernetes and HyperPod, for nodes that no training may use now or ever.
@@ -57,7 +57,7 @@ def facts(nodes: Iterable[Object], known: Mapping[str, Fact], zones: Collection[
     groups = (fact.value.split() for name, fact in known.items() if name.startswith(NODES))
     there = {words[0].removeprefix(HYPERPOD_PREFIX) for words in groups if words}
     ours: dict[tuple[str, str], list[Object]] = {}
-    others: dict[tuple[str, ...], list[Object]] = {}
+    others: dict[tuple[tuple[int, int], tuple[str, ...]], list[Object]] = {}
     for node in nodes:
         machine, labels = instance(node), selectors.labels_of(node)
         zone = labels.get(ZONE_LABEL, "")
@@ -67,9 +67,9 @@ def facts(nodes: Iterable[Object], known: Mapping[str, Fact], zones: Collection[
             if not stated:
                 ours.setdefault((machine.name, zone if machine.efa else ""), []).append(node)
             continue
-        pairs = [f"{key}={labels[key]}" for key in (*LABELS, ZONE_LABEL) if key in labels]
+        pairs = [f"{key}={labels[key]}" for key in (*LABELS, ZONE_LABEL, *POOLS) if key in labels]
         words = [*(["with", *pairs] if pairs else []), *(["tainted", *taints] if taints else [])]
-        others.setdefault((*_devices(node), *words), []).append(node)
+        others.setdefault((_size(node), (*_devices(node), *words)), []).append(node)
     found: dict[str, str] = {}
     for (kind, zone), group in sorted(ours.items()):
         places = {selectors.labels_of(node).get(ZONE_LABEL, "") for node in group}
@@ -78,7 +78,7 @@ def facts(nodes: Iterable[Object], known: Mapping[str, Fact], zones: Collection[
         name = f"{kind} {zone}" if several else kind
         value = f"{kind} {len(group)}-{len(group)} {shown}".strip()
         found[NODES + re.sub(r"[^A-Z0-9]+", "_", name.upper())] = value
-    for number, (alike, group) in enumerate(sorted(others.items()), 1):
+    for number, ((_, alike), group) in enumerate(sorted(others.items(), key=lambda pair: pair[0]), 1):
         found[f"{MACHINES}{number}"] = f"{len(group)} {_least(group)} {' '.join(alike)}".rstrip()
     return found
 
@@ -157,9 +157,8 @@ def _other(spec: Spec, name: str) -> Machines:
     known = {key: (text,) for key, _, text in (word.partition("=") for word in labels.split())}
     title = " ".join(known.get(INSTANCE_TYPE, ())) or f"machine of {name}"
     taints = tuple(_taint(at, word) for word in tainted.split())
-    # EKS has the admission plugin ExtendedResourceToleration, which Kubernetes itself leaves off.
-    is_eks = spec.get("CLUSTER_NAME") is not None
-    return Machines(name, title, int(count), room, known, frozenset(LABELS) - set(known), taints, is_eks)
+    tolerant = spec.get("CLUSTER_NAME") is not None or any(key.startswith(TOLERANT) for key in known)  # EKS is one
+    return Machines(name, title, int(count), room, known, frozenset(LABELS) - set(known), taints, tolerant)
 
 
 def _taint(at: str, word: str) -> Object:
@@ -191,6 +190,12 @@ def _amount(at: str, key: str, text: str) -> Decimal:
 def _devices(node: Object) -> tuple[str, ...]:
     room = amounts((node.get("status") or {}).get("allocatable") or {})
     return tuple(f"{key}={plain(room[key])}" for key in sorted(room) if extended(key) and room[key])
+
+
+def _size(node: Object) -> tuple[int, int]:
+    """Return the processors and GiB of a node. Nodes that differ in them are not alike."""
+    room = amounts((node.get("status") or {}).get("allocatable") or {})
+    return round(room.get("cpu", Decimal(0))), round(room.get("memory", Decimal(0)) / 2**30)
 
 
 def _least(nodes: list[Object]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tools.aws import Session
-from tools.cluster import context, machines
+from tools.cluster import context, fit, machines
 from tools.cluster.cluster_env import Fact
 from tools.cluster.component_checks import CLAIM
 from tools.cluster.discover import Found, discover
@@ -213,7 +213,7 @@ def is_default(item: Object) -> bool:
 def _job_kinds(seen: Snapshot) -> Iterator[str]:
     """Yield the modelled kinds of jobs that the API server serves. Kubernetes' own Job needs no CRD."""
     served = {name_of(one) for one in seen.of(CRD)}
-    return (kind.kind for kind in JOB_KINDS if kind.resource in served or kind.api == "batch/v1")
+    return (fit.kind_name(kind) for kind in JOB_KINDS if kind.resource in served or kind.api == "batch/v1")
 
 
 def _operators(seen: Snapshot) -> Iterator[str]:

@@ -1,14 +1,11 @@
 """The platform of a cluster: plugins, storage and queues of `clusters/<name>`, rendered with its facts.
 
-Only base/plugins and base/storage hold `${NAME}`. A cluster lists which of their folders it takes, and gives
-each value once, in cluster.env. Substitution is that of Flux's postBuild in strict mode (fluxcd/pkg, envsubst
-and kustomize/kustomize_varsub.go), so that Flux makes the same objects from the same file: `${NAME}` becomes
-the value as it stands, `$$` becomes `$`, `$NAME` and `$(NAME)` are text, and an object with
-`kustomize.toolkit.fluxcd.io/substitute: disabled` is not changed. Two rules are stricter than Flux's: an
-empty value is an error, and so is a function such as `${NAME:=default}`.
+Only base/plugins and base/storage hold `${NAME}`. Substitution is that of Flux's postBuild in strict mode (fluxcd/pkg,
+envsubst and kustomize/kustomize_varsub.go): `${NAME}` becomes the value as it stands, `$$` becomes `$`, `$NAME` and
+`$(NAME)` are text, and an object with `kustomize.toolkit.fluxcd.io/substitute: disabled` is not changed. Two rules are
+stricter than Flux's: an empty value is an error, and so is a function such as `${NAME:=default}`.
 
-Flux fetches the directories of other projects by objects of its own. What it would build of them is printed
-in place of these objects, so that `kubectl apply` is enough.
+What Flux would build of the directories of other projects is printed in place of the objects that fetch them.
 """
 
 import json

@@ -17,6 +17,7 @@ _WHOLE = [f"{prefix}{name}" for prefix, names in _FAMILIES.items() for name in n
 
 KNOWN: tuple[str, ...] = (*_ROWS["keys"], *_WHOLE, *_SAME)
 VALUES: dict[str, list[str]] = _ROWS["values"]
+POOLS, TOLERANT = tuple(_ROWS["pools"]), tuple(_ROWS["tolerant"])
 OPEN: tuple[str, ...] = tuple(_ROWS["open"])
 # Below these prefixes the owner of the prefix decides which labels there are.
 RESERVED: tuple[str, ...] = tuple(
