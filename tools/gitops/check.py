@@ -16,6 +16,7 @@ from tools.cluster.cluster_env import Fact
 from tools.cluster.platform import substitute
 from tools.core import State, UserError, Verdict, git, nearest, output
 from tools.core.nested import mappings
+from tools.core.tables import load
 from tools.gitops import flux_objects
 from tools.gitops.live import Live
 from tools.gitops.render import render
@@ -25,13 +26,8 @@ from tools.preflight.evaluate import evaluate
 from tools.workload import kinds
 
 TTL = "ttlSecondsAfterFinished"
-# The fields of a run's two objects. Others add rights or sources: kubeConfig, decryption, include.
-SOURCE_FIELDS = {"interval", "timeout", "suspend", "ref", "sparseCheckout", "url", *flux_objects.ACCESS}
-SPEC_FIELDS = {
-    *("interval", "retryInterval", "timeout", "suspend", "path", "prune", "sourceRef", "serviceAccountName"),
-    *("targetNamespace", "nameSuffix", "images", "components", "patches", "healthChecks"),
-    *("healthCheckExprs", "wait", "force", "postBuild"),  # these three have their own sentence
-}
+_FIELDS: dict[str, list[str]] = load("gitops/texts.yaml")["fields"]
+SOURCE_FIELDS = {*_FIELDS["source"], *flux_objects.ACCESS}
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class Wanted:
 
 def check(root: Path, cluster: Path, renderer: Renderer, live: Mapping[str, Live] | None) -> list[Verdict]:
     """Return the verdicts on a cluster's runs and facts. `live` is its state by run, or None if unknown."""
-    added = git.added(root, _folder(root, cluster))
+    added = git.added(root, (cluster / "runs").relative_to(root).as_posix())
     wanted = Wanted(flux_objects.team(cluster), fit.operator(cluster), flux_objects.source(cluster, renderer))
     found: list[Verdict] = []
     for path in sorted((cluster / "runs").glob("*.y*ml")):
@@ -66,10 +62,6 @@ def _read(root: Path, path: Path) -> RunFile:
     return read(text_of(path, name), name)
 
 
-def _folder(root: Path, cluster: Path) -> str:
-    return (cluster / "runs").relative_to(root).as_posix()
-
-
 def _misplaced(root: Path, cluster: Path) -> Iterator[Verdict]:
     """Yield verdicts on files below runs/ that Flux applies and this check would not read as a run."""
     folder = cluster / "runs"
@@ -80,7 +72,7 @@ def _misplaced(root: Path, cluster: Path) -> Iterator[Verdict]:
         if path.name in KUSTOMIZATION_NAMES:
             summary, remedy = f"{name}: Flux would apply what it lists, unchecked", "remove it"
         elif path.parent != folder:
-            remedy = f"git mv it into {_folder(root, cluster)}; Flux applies subdirectories too"
+            remedy = f"git mv it into {folder.relative_to(root).as_posix()}; Flux applies subdirectories too"
             summary = f"{name}: a run must be directly in runs/; this file is not checked"
         elif path.suffix == ".yml" and path.stem in known:
             summary, remedy = f"{name}: {path.stem}.yaml is the same run", "keep one file for each run"
@@ -155,7 +147,7 @@ def _foreign(run: RunFile, wanted: Wanted) -> Iterator[str]:
         found, own = access.get(key), wanted.source.get(key)
         if found != own:
             yield f"GitRepository spec.{key} is {_short(found)}, but that of flux-system is {_short(own)}"
-    for item, fields in ((source, SOURCE_FIELDS), (run.spec, SPEC_FIELDS)):
+    for item, fields in ((source, SOURCE_FIELDS), (run.spec, set(_FIELDS["spec"]))):
         yield from (f"spec.{key}: a run does not have this field" for key in sorted(set(item) - fields))
     if run.spec.get("serviceAccountName") != RUNNER:
         yield f"spec.serviceAccountName is not {RUNNER}: the run would not have the rights of the team"

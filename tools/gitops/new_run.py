@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ from tools.core import State, UserError, Verdict, git
 from tools.core.repo import did_you_mean, shown
 from tools.facts.instances import INSTANCE_LABEL
 from tools.gitops import flux_objects
-from tools.gitops.render import render
+from tools.gitops.render import built, unpacked
 from tools.gitops.run_file import CELL, DIGEST, JOBS, SUFFIX, Image, Run, RunFile, dumped, read
 from tools.kube.images import is_local
 from tools.kube.json_patch import difference, operation
-from tools.kube.manifests import Manifests, name_of
+from tools.kube.manifests import Manifests, name_of, parse
 from tools.kube.selectors import allowed_values
 from tools.preflight.evaluate import Evaluation, evaluate
 from tools.workload import kinds
@@ -45,6 +46,7 @@ class Made:
     path: Path
     text: str
     run: RunFile
+    rendered: str
     evaluation: Evaluation
     strange: list[str]  # instance types of the job, if cluster.env has node groups but none of these types
 
@@ -65,23 +67,26 @@ def make(root: Path, wanted: Wanted, renderer: Renderer) -> Made:
     parts: dict[str, Any] = {"name": name, "suffix": suffix, "cell": cell, "commit": commit}
     parts |= {"namespace": flux_objects.team(cluster), "source": flux_objects.source(cluster, renderer)}
     parts |= {"components": [_feature(root, one, commit) for one in knobs.features]}
-    draft = Run(**parts, image=Image("", "", ""))
-    job = kinds.job_of(_rendered(root, draft, path, renderer))
-    if job.kind not in JOBS:
-        raise UserError(f"{cell} makes a {job.title}: a run is one of {', '.join(JOBS)}", "leave out its --feature")
-    image = _image(str(job.training_containers()[0]["image"]), knobs.image)
-    run = Run(**parts, image=image, kind=job.kind)
-    manifests = _rendered(root, run, path, renderer)
     changes = replace(knobs, name=None, image=None, features=())
-    if changes:
-        run, manifests = _changed(root, run, path, manifests, changes, renderer)
+    with unpacked(root, commit) as tree:
+
+        def rendered(run: Run) -> str:
+            return built(tree, _file(run, path), renderer)
+
+        job = kinds.job_of(parse(rendered(Run(**parts, image=Image("", "", ""))), shown(path)))
+        if job.kind not in JOBS:
+            raise UserError(f"{cell} makes a {job.title}: a run is one of {', '.join(JOBS)}", "leave out its --feature")
+        image = _image(str(job.training_containers()[0]["image"]), knobs.image)
+        run = Run(**parts, image=image, kind=job.kind)
+        text = rendered(run)
+        if changes:
+            run, text = _changed(run, parse(text, shown(path)), changes, rendered)
+    manifests = parse(text, shown(path))
     checked = evaluate(manifests, operator=fit.operator(cluster))
-    return Made(path, run.text(), _file(run, path), checked, _strange(cluster, manifests))
+    return Made(path, run.text(), _file(run, path), text, checked, _strange(cluster, manifests))
 
 
-def _changed(
-    root: Path, run: Run, path: Path, before: Manifests, changes: Knobs, renderer: Renderer
-) -> tuple[Run, Manifests]:
+def _changed(run: Run, before: Manifests, changes: Knobs, rendered: Callable[[Run], str]) -> tuple[Run, str]:
     """Return a run with patches for the changes, and what it renders to. Raises UserError."""
     after = applied(before, changes)
     text = json.dumps(after.objects)
@@ -96,10 +101,10 @@ def _changed(
             target = {"kind": old["kind"], "name": name.removeprefix(run.name.removesuffix(run.suffix))}
             patches.append({"target": target, "patch": dumped(made)})
     run = replace(run, changes=shlex.join(changes.arguments()), patches=patches)
-    manifests = _rendered(root, run, path, renderer)
-    if sorted(map(str, manifests.objects)) != sorted(map(str, after.objects)):
+    changed = rendered(run)
+    if sorted(map(str, parse(changed, before.source).objects)) != sorted(map(str, after.objects)):
         raise UserError(f"{run.changes}: patches of {run.cell} cannot make this change", "change the cell")
-    return run, manifests
+    return run, changed
 
 
 def _file(run: Run, path: Path) -> RunFile:
@@ -109,25 +114,17 @@ def _file(run: Run, path: Path) -> RunFile:
     return RunFile(shown(path), source, kustomization)
 
 
-def _rendered(root: Path, run: Run, path: Path, renderer: Renderer) -> Manifests:
-    return render(root, _file(run, path), renderer)
-
-
 def _cell(root: Path, text: str, commit: str) -> str:
     """Return the cell as overlays/<hardware>/<model>. Raises UserError where the commit lacks it."""
     name = text.strip("/").removeprefix("./")
     cell = name if name.startswith("overlays/") else f"overlays/{name}"
-    tops = {file.rsplit("/", 1)[0] for file in git.files_at(root, commit, "overlays") if _is_leaf(file)}
+    files = (Path(file) for file in git.files_at(root, commit, "overlays"))
+    found = (CELL.fullmatch(file.parent.as_posix()) for file in files if file.name in KUSTOMIZATION_NAMES)
+    tops = {one[0] for one in found if one and one[1] not in NOT_CELLS}
     if cell in tops:
         return cell
     hint = did_you_mean(cell, tops) or "a run needs a committed cell; choose the --commit"
     raise UserError(f"commit {commit[:12]} has no cell {cell}", hint)
-
-
-def _is_leaf(file: str) -> bool:
-    directory, _, name = file.rpartition("/")
-    found = CELL.fullmatch(directory)
-    return found is not None and name in KUSTOMIZATION_NAMES and found[1] not in NOT_CELLS
 
 
 def _feature(root: Path, name: str, commit: str) -> str:

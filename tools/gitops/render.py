@@ -1,7 +1,9 @@
 """Renders a run as Flux does: the cell at the run's commit, with the run's fields in its kustomization."""
 
+import contextlib
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,20 @@ from tools.kube.manifests import Manifests, parse
 
 def render(root: Path, run: RunFile, renderer: Renderer) -> Manifests:
     """Return a run's objects. Raises UserError where the commit lacks the cell or the cell does not build."""
-    return parse(_at_commit(root, run, renderer), run.path)
+    with unpacked(root, run.commit) as tree:
+        return parse(built(tree, run, renderer), run.path)
 
 
-def uncommitted(root: Path, run: RunFile, renderer: Renderer) -> str:
-    """Return the diff from a run to the same run of the working tree; empty if they are equal.
+@contextlib.contextmanager
+def unpacked(root: Path, commit: str) -> Iterator[Path]:
+    """Yield a directory with what runs of a commit are built from."""
+    with tempfile.TemporaryDirectory(prefix="trainyard-run-") as directory:
+        git.unpack(root, commit, FOLDERS, Path(directory))
+        yield Path(directory)
+
+
+def uncommitted(root: Path, run: RunFile, committed: str, renderer: Renderer) -> str:
+    """Return the diff from a run, as `built` returns it, to the same run of the working tree; empty if they are equal.
 
     A cell that the working tree does not have counts as unchanged.
     """
@@ -30,28 +41,23 @@ def uncommitted(root: Path, run: RunFile, renderer: Renderer) -> str:
     with tempfile.TemporaryDirectory(prefix="trainyard-run-") as directory:
         for name in FOLDERS:
             shutil.copytree(root / name, Path(directory) / name, symlinks=True)
-        here = _built(Path(directory), run, renderer)
-    committed = _at_commit(root, run, renderer)
+        here = built(Path(directory), run, renderer)
     return repo.diff(f"{run.cell} at {run.commit[:12]}", committed, here, f"{run.cell} here")
 
 
-def _at_commit(root: Path, run: RunFile, renderer: Renderer) -> str:
-    with tempfile.TemporaryDirectory(prefix="trainyard-run-") as directory:
-        git.unpack(root, run.commit, FOLDERS, Path(directory))
-        if not is_kustomization(Path(directory) / run.cell):
-            raise UserError(f"{run.path}: commit {run.commit[:12]} has no cell {run.cell}")
-        return _built(Path(directory), run, renderer)
-
-
-def _built(root: Path, run: RunFile, renderer: Renderer) -> str:
-    """Return what the cell below `root` renders to as this run. Changes the cell's kustomization."""
-    path = root / run.cell / "kustomization.yaml"
-    leaf = yaml.safe_load(text_of(path, root))
-    path.write_text(yaml.safe_dump(_edited(leaf, run)), encoding="utf-8")
+def built(tree: Path, run: RunFile, renderer: Renderer) -> str:
+    """Return what the cell in a copy of FOLDERS renders to as this run. Raises UserError."""
+    if not is_kustomization(tree / run.cell):
+        raise UserError(f"{run.path}: commit {run.commit[:12]} has no cell {run.cell}")
+    path = tree / run.cell / "kustomization.yaml"
+    text = text_of(path, tree)
+    path.write_text(yaml.safe_dump(_edited(yaml.safe_load(text), run)), encoding="utf-8")
     try:
         return renderer.build(path.parent)
     except UserError as problem:
         raise UserError(f"{run.path}: {problem.message}", problem.hint, problem.code) from None
+    finally:
+        path.write_text(text, encoding="utf-8")
 
 
 def _edited(leaf: dict[str, Any], run: RunFile) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from tools.core.errors import UserError
 from tools.core.tables import filled, load
 from tools.kube.manifests import Object, parse
-from tools.kube.shapes import misshapes
+from tools.kube.shapes import RUN, misshapes
 
 GIT_REPOSITORY = ("source.toolkit.fluxcd.io/v1", "GitRepository")
 KUSTOMIZATION = ("kustomize.toolkit.fluxcd.io/v1", "Kustomization")
@@ -28,17 +28,6 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 SUFFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 CELL = re.compile(r"overlays/([a-z0-9-]+)/([a-z0-9-]+)")
 FEATURE = re.compile(r"\.\./\.\./feature/[a-z0-9-]+")
-# The types of the fields that are read here.
-SHAPE = {
-    "metadata!": {"name!": str, "namespace!": str},
-    "spec!": {
-        **dict.fromkeys(("path", "targetNamespace", "nameSuffix"), str),
-        **{key: {} for key in ("ref", "sourceRef")},
-        **{key: [{}] for key in ("patches", "healthChecks", "healthCheckExprs")},
-        "images": [{"name!": str}],
-        "components": [str],
-    },
-}
 SSA = "kustomize.toolkit.fluxcd.io/ssa"
 _TEXTS: dict[str, Any] = load("gitops/texts.yaml")
 JOBS: dict[str, Any] = _TEXTS["jobs"]  # by kind: patches that create it once, and its health check
@@ -154,7 +143,7 @@ def read(text: str, path: str) -> RunFile:
             "write it with: yard cluster run new CELL --cluster NAME",
         )
     for item in objects:
-        for one in misshapes(item, SHAPE, ""):
+        for one in misshapes(item, RUN, ""):
             raise UserError(f"{path}: {one.path} of the {item['kind']} is not {one.wanted}")
     source, kustomization = sorted(objects, key=lambda item: str(item["kind"]))
     return RunFile(path, source, kustomization)

@@ -44,7 +44,7 @@ def _typed(shape: Any) -> Any:
 
 _SHAPES = _typed(load("kube/shapes.yaml"))
 META, TEMPLATE = _SHAPES["parts"]["metadata"], _SHAPES["parts"]["template"]
-OBJECTS, JOBS, RUNTIME, WRAPPERS = (_SHAPES[key] for key in ("objects", "jobs", "runtime", "wrappers"))
+OBJECTS, JOBS, RUNTIME, RUN, WRAPPERS = (_SHAPES[key] for key in ("objects", "jobs", "runtime", "run", "wrappers"))
 
 
 def misshapes(value: Any, shape: Any, path: str) -> Iterator[Misshape]:

@@ -17,7 +17,7 @@ from tools.gitops.run_file import FOLDERS
 def command(cell: str, cluster: str, knobs: Knobs, commit: str, allow_dirty: bool) -> None:
     renderer = kustomize.ensure(repo.root(), output.note)
     made = new_run.make(repo.project(), new_run.Wanted(cell, cluster, commit, knobs), renderer)
-    difference = uncommitted(repo.project(), made.run, renderer)
+    difference = uncommitted(repo.project(), made.run, made.rendered, renderer)
     if difference:
         output.block(difference.rstrip())
     if difference and not allow_dirty:
