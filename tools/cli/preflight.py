@@ -60,12 +60,13 @@ def command(
         known = None if cluster is None else specs.load(repo.project(), cluster)
         kubectl = _kubectl(context, namespace) if live else None
         checked = []
-        for manifests, how in zip(made, given, strict=True):
+        for written, how in zip(made, given, strict=True):
+            manifests, lost = preflight_live.with_runtimes(kubectl, written) if kubectl else (written, [])
             operator, right = preflight_live.operator(kubectl, manifests) if kubectl else ("", "")
             operator = operator or (fit.operator(known.directory) if known else "")
             one = evaluate(manifests, described, how, operator, right)
             one = one.with_more(fit.check(known, manifests)) if known else one
-            one = one.with_more(preflight_live.check(kubectl, manifests)) if kubectl else one
+            one = one.with_more([*lost, *preflight_live.check(kubectl, manifests)]) if kubectl else one
             checked.append(one.with_more(proofs.check(proof, manifests, how)) if proof is not None else one)
         _print(checked, verbose, as_json)
     state = worst(one.state for one in checked)

@@ -3,7 +3,8 @@
 Only names and keys are asked for: kubectl prints no value.
 """
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -17,6 +18,7 @@ from tools.preflight.rules.references import Wanted, wanted
 from tools.preflight.subject import Template, subject
 from tools.workload import kinds, operator_pods
 from tools.workload.pytorchjob import PyTorchJob
+from tools.workload.trainjob import GROUP, TrainJob
 
 RULE = "references-live"
 REASON = "a pod starts only when each object and key that it names exists"
@@ -25,6 +27,8 @@ _PARTS = "".join(
 )
 _NAMES = "--output=go-template={{println .metadata.name}}" + _PARTS
 _RIGHT = "list deployments.apps in all namespaces"
+_SEE = "kubectl get clustertrainingruntimes,trainingruntimes"
+RUNTIMES = {kind: f"{kind.lower()}s.{GROUP}" for kind in ("ClusterTrainingRuntime", "TrainingRuntime")}
 _PULL_KEYS = (".dockerconfigjson", ".dockercfg")
 
 
@@ -45,6 +49,31 @@ def operator(kubectl: Kubectl, manifests: Manifests) -> tuple[str, str]:
         return "", ""
     done = kubectl.run("get", "deployments", "--all-namespaces", "--output=jsonpath={..image}")
     return operator_pods.release(done.stdout.split()), _RIGHT if "orbidden" in done.stderr else ""
+
+
+def with_runtimes(kubectl: Kubectl, manifests: Manifests) -> tuple[Manifests, list[Verdict]]:
+    """Return the manifests with the runtimes of TrainJobs that only the cluster has, and a verdict on each lost one.
+
+    What this user may not read stays unknown.
+    """
+    objects, lost = [*manifests.objects], []
+    for job in (one for one in kinds.find(manifests).workloads if isinstance(one, TrainJob)):
+        reference = job.section("runtimeRef")
+        kind, name = reference.get("kind") or "ClusterTrainingRuntime", str(reference.get("name"))
+        if job.runtime is not None or kind not in RUNTIMES or not is_subdomain(name):
+            continue
+        here = Kubectl(kubectl.context, job.item["metadata"].get("namespace") or kubectl.namespace)
+        done = here.run("get", RUNTIMES[kind], "--ignore-not-found", "--output=json", names=[name])
+        hidden = "orbidden" in done.stderr
+        if done.returncode != 0 and not hidden and "resource type" not in done.stderr:
+            raise failure("get", done.stderr)
+        if done.stdout.strip():
+            found = json.loads(done.stdout)
+            objects.append({**{key: found[key] for key in ("apiVersion", "kind", "spec")}, "metadata": {"name": name}})
+        elif not hidden:
+            verdict = bad(Place(job.title, "spec.runtimeRef", name), f"{kind} {name} is not in the cluster", _SEE)
+            lost.append(replace(verdict, details={**verdict.details, "rule": RULE}))
+    return Manifests(manifests.source, objects), lost
 
 
 def check(kubectl: Kubectl, manifests: Manifests) -> list[Verdict]:
@@ -98,20 +127,13 @@ def _verdict(place: Place, seen: _Seen, title: str, kubectl: Kubectl, key: str |
         summary = f"{title} is not in namespace {kubectl.namespace}"
         if pull:
             return doubtful(place, f"{summary}: images are pulled without it", "create it, or remove the reference")
-        return good(place, f"{summary}, and it is optional") if optional else bad(place, summary, _remedy(title))
+        remedy = "base/storage has the claims" if title.startswith("PersistentVolumeClaim") else f"create {title}"
+        return good(place, f"{summary}, and it is optional") if optional else bad(place, summary, remedy)
     if key is None or key in seen.keys or (pull and set(_PULL_KEYS) & {*seen.keys}):
         return good(place, f"{title} is there{f' and has the key {key}' if key else ''}")
     match = nearest(key, seen.keys)
     summary = f"{title} has no key {key}"
-    remedy = f"did you mean {match}?" if match else f"add the key; it has {_listed(seen.keys)}"
+    remedy = f"did you mean {match}?" if match else f"add the key; it has {', '.join(sorted(seen.keys)[:5]) or 'none'}"
     if pull:
         return doubtful(place, f"{summary}: it is not a pull secret", remedy)
     return good(place, f"{summary}, which is optional") if optional else bad(place, summary, remedy)
-
-
-def _remedy(title: str) -> str:
-    return "base/storage has the claims" if title.startswith("PersistentVolumeClaim") else f"create {title}"
-
-
-def _listed(keys: Iterable[str]) -> str:
-    return ", ".join(sorted(keys)[:5]) or "none"
