@@ -19,6 +19,7 @@ from tools.new import component
 PRODUCT, GPU_MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
 REPLICAS = "nvidia.com/gpu.replicas"  # pods that share a card
 OTHERS: list[str] = load("preflight/words.yaml")["other accelerators"]
+PARTS = ("nvidia.com/mig-", "nvidia.com/gpu.")
 HUGEPAGES = "hugepages-2Mi"
 
 
@@ -37,7 +38,9 @@ def of_node(kubectl: Kubectl, name: str) -> dict[str, Any]:
             f"the node {name} gives each GPU to {shares} pods ({REPLICAS}), and a cell takes whole cards",
             "choose a node without time slicing, or describe this one by --cpus, --memory, --devices and --select",
         )
-    known = sorted(filter(_is_device, found), key=[*DEVICES].__contains__, reverse=True)
+    # Accelerators and parts of them, also those that no cell can take.
+    devices = [one for one in found if one in (*DEVICES, *OTHERS) or one.startswith(PARTS)]
+    known = sorted(devices, key=[*DEVICES].__contains__, reverse=True)
     resource = next((one for one in known if str(found[one]) != "0"), None)
     entry: dict[str, Any] = {"cpus": str(found.get("cpu", "")), "memory": str(found.get("memory", ""))}
     if resource is not None:
@@ -51,11 +54,6 @@ def of_node(kubectl: Kubectl, name: str) -> dict[str, Any]:
     if found.get(HUGEPAGES, "0") != "0":
         entry["hugepages"] = str(found[HUGEPAGES])
     return entry
-
-
-def _is_device(resource: str) -> bool:
-    """Return whether a resource is an accelerator or a part of one, also of those that no cell can take."""
-    return resource in (*DEVICES, *OTHERS) or resource.startswith(("nvidia.com/mig-", "nvidia.com/gpu."))
 
 
 def write(root: Path, name: str, entry: Mapping[str, Any], models: tuple[str, ...]) -> list[Cell]:

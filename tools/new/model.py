@@ -19,20 +19,10 @@ from training.config.families import FAMILIES
 
 PLAIN_TEXT = re.compile(r"[a-zA-Z/][\w/.@-]{0,999}")
 LONGEST = 4096  # tokens: longer sequences are a choice of their own
-# (parameters, peak learning rate, tokens a step): Brown et al. 2020 (arXiv 2005.14165), table 2.1.
-RECIPES = (
-    (125e6, 6.0e-4, 2**19), (350e6, 3.0e-4, 2**19), (760e6, 2.5e-4, 2**19), (1.3e9, 2.0e-4, 2**20),
-    (2.7e9, 1.6e-4, 2**20), (6.7e9, 1.2e-4, 2**21), (13e9, 1.0e-4, 2**21), (175e9, 0.6e-4, 2**22),
-)  # fmt: skip
 BROWN = "Brown et al. 2020 (arXiv 2005.14165)"
 DETTMERS = "Dettmers et al. 2023 (arXiv 2305.14314)"
 WARMUP_TOKENS = 375e6  # appendix B
-_TEXTS: dict[str, str] = tables.load("new/texts.yaml")
-# Without and with LoRA.
-PLAIN: dict[bool, dict[str, Any]] = {
-    False: {"data": "/shared/text", "decay": 0.1, "steps": 10000},
-    True: {"data": "/shared/finetune", "decay": 0.0, "steps": 1000},
-}
+_TEXTS: dict[str, Any] = tables.load("new/texts.yaml")
 
 
 @dataclass(frozen=True)
@@ -57,7 +47,7 @@ def make(name: str, source: Published, lora: bool) -> Made:
         "where": source.origin.encode("unicode_escape").decode(),
         "lora": _TEXTS["model adapters"].format(linears=linears) if lora else "",
         "length": length, "longest": source.longest,
-        "tokenizer": "base" if lora else shared, **PLAIN[lora],
+        "tokenizer": "base" if lora else shared, **_TEXTS["with LoRA" if lora else "without LoRA"],
         "batch": 64, "rate": 2.0e-4, "warmup": 30,
     }  # fmt: skip
     config = _load(_TEXTS["model text"].format(**values), source)
@@ -68,7 +58,7 @@ def make(name: str, source: Published, lora: bool) -> Made:
         count += f"; LoRA trains {adapter_parameters(config.model, config.lora):,} more"
         recipe = f"{DETTMERS}: adapters on every linear layer, and the learning rate"
     else:
-        near, values["rate"], tokens = min(RECIPES, key=lambda row: abs(math.log(row[0] / active)))
+        near, values["rate"], tokens = min(_TEXTS["recipes"], key=lambda row: abs(math.log(row[0] / active)))
         values["batch"] = max(1, tokens // 2 ** round(math.log2(length)))
         warmup = round(WARMUP_TOKENS / (values["batch"] * length))
         values["warmup"] = min(warmup, values["steps"] // 10)

@@ -8,14 +8,11 @@ from tools.simulator import launchers
 from tools.simulator.prefixes import TABLE
 from tools.simulator.torchrun import MODULES
 
-# torchrun's options that the operator sets as PET_ variables, which give way to options.
-MEETING = (
-    "nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port", "local-addr", "rdzv-",
-    "standalone",
-)  # fmt: skip
+_TEXTS = tables.load("new/texts.yaml")
+MEETING: tuple[str, ...] = tuple(_TEXTS["torchrun's options"])
 # Those of launchers that need another command line, or a list of hosts, in each pod: the number of their words,
 # or the variable that says the same to the script.
-OTHERS: dict[str, dict[str, int | str]] = tables.load("new/texts.yaml")["launchers' options"]
+OTHERS: dict[str, dict[str, int | str]] = _TEXTS["launchers' options"]
 
 
 def words_of(text: str) -> list[str]:

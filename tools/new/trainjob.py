@@ -33,11 +33,7 @@ TEXTS: dict[str, Any] = tables.load("new/texts.yaml")["migrate"]
 PERMANENT = list(range(1, 128))  # the exit codes that restartPolicy ExitCode does not retry
 DEFAULT_BACKOFF = 6  # of a Job
 TAKEN = ("activeDeadlineSeconds", "suspend")  # of runPolicy
-# Annotations: the PyTorchJob once more, and what HyperPod reads in a PyTorchJob only.
-DROPPED = (
-    *("kubectl.kubernetes.io/last-applied-configuration", "sagemaker.amazonaws.com/enable-job-auto-resume"),
-    "sagemaker.amazonaws.com/job-max-retry-count",
-)
+DROPPED: list[str] = TEXTS["dropped"]
 OWN_NAMES = ("hostname", "subdomain")  # of a pod: the Job controller and JobSet write them
 
 

@@ -3,7 +3,6 @@
 import itertools
 
 from tools.cells import matrix
-from tools.cli.matrix._changes import as_data
 from tools.core import output, repo
 
 
@@ -22,3 +21,12 @@ def command(as_json: bool) -> int:
         for hardware, cells in itertools.groupby(state.cells, key=lambda cell: cell.hardware):
             output.line(f"  {hardware}: {', '.join(cell.model for cell in cells)}")
     return 1 if state.changes else 0
+
+
+def as_data(state: matrix.State) -> dict[str, object]:
+    """Return the cells, and the changes with their diffs, as plain data."""
+    changes = [
+        {"file": repo.shown(change.path), "change": change.verb, "diff": change.diff(repo.root())}
+        for change in state.changes
+    ]
+    return {"cells": [cell.name for cell in state.cells], "changes": changes}

@@ -1,7 +1,7 @@
 """Write every cell's directory; remove generated ones that the matrix no longer has."""
 
 from tools.cells import matrix
-from tools.cli.matrix._changes import as_data
+from tools.cli.matrix.check import as_data
 from tools.core import output, repo
 
 
