@@ -91,6 +91,22 @@ def test_a_shells_pipe_is_read(options: list[str], code: int, said: str, capsys:
     assert said in printed.out + printed.err
 
 
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("apiVersion: v1\nkind: List\nitems: 5\n", 2, "document 1: items of the List must be a list"),
+        ("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, namespace: ''}\n", 0, "no pods to judge"),
+    ],
+)
+def test_odd_objects_are_no_tracebacks(
+    text: str, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
+    assert invoke(["preflight", "-f", str(tmp_path / "a.yaml")]) == code
+    printed = capsys.readouterr()
+    assert said in printed.out + printed.err
+
+
 def test_a_shells_pipe_that_is_too_large_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The last character that is read has two bytes."""
     large = tmp_path / "large.yaml"

@@ -265,6 +265,63 @@ def test_a_template_text_in_place_of_a_number_is_not_a_wrong_type() -> None:
     assert failures(evaluate(manifests)) == [("template-left", "$NODES is not filled in")]
 
 
+KEYS = {"name": "keys", "secret": {"secretName": "keys"}}
+MOUNT = {"name": "keys", "mountPath": "/keys"}
+
+
+@pytest.mark.parametrize(
+    ("value", "failed"),
+    [
+        ("//79/A==", []),  # a key in a form of bytes
+        ("c2VjcmV0\nc2VjcmV0\n", []),
+        ("REPLACE_ME", [("types", "data.key is not base64: the API server refuses it")]),
+    ],
+)
+def test_a_secret_may_hold_bytes(value: str, failed: list[tuple[str, str]]) -> None:
+    manifests = read(CORPUS / "good" / "worker-only-c10d.yaml")
+    worker = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    worker["volumes"] = [*worker.get("volumes", []), KEYS]
+    worker["containers"][0]["volumeMounts"] = [*worker["containers"][0].get("volumeMounts", []), MOUNT]
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "data": {"key": value}}
+    checked = evaluate(Manifests("x", [*manifests.objects, secret]))
+    assert failures(checked) == failed
+    assert bool(checked.of(State.CANNOT_TELL)) is bool(failed)
+    assert value not in str(checked.verdicts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "failed"),
+    [
+        ({"hostNetwork": True}, True),
+        ({"dnsPolicy": "Default"}, True),
+        ({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}, False),
+        ({"hostNetwork": True, "dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.96.0.10"]}}, False),
+        ({"hostNetwork": True, "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["mnist-cpu-worker-0"]}]}, False),
+    ],
+)
+def test_pods_look_each_other_up_in_the_dns_of_the_cluster(changes: dict[str, Any], failed: bool) -> None:
+    manifests = read(CORPUS / "good" / "worker-only-c10d.yaml")
+    manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"] |= changes
+    said = "it hangs: the pods ask the DNS of their node, which does not know mnist-cpu-worker-0"
+    assert failures(evaluate(manifests)) == ([("wiring", said)] if failed else [])
+
+
+@pytest.mark.parametrize(
+    ("word", "mode", "failed"),
+    [
+        ("--shard=$(JOB_COMPLETION_INDEX)", "Indexed", False),
+        ("--shard=$(JOB_COMPLETION_INDEX)", "NonIndexed", True),
+        ("--api=$(KUBERNETES_SERVICE_HOST):$(DATA_SERVICE_PORT_HTTP)", "NonIndexed", False),
+    ],
+)
+def test_a_command_may_use_what_the_controller_and_the_kubelet_set(word: str, mode: str, failed: bool) -> None:
+    """In a Job that prepares data and starts no launcher."""
+    (job, _) = bed("Job")
+    job["spec"] |= {"completionMode": mode}
+    job["spec"]["template"]["spec"]["containers"][0] |= {"command": ["aws", "s3", "cp", word], "args": []}
+    assert ("env-reference" in dict(failures(evaluate(Manifests("x", [job]))))) is failed
+
+
 SCRIPTED = ["bash", "-c", "export GLOO_SOCKET_IFNAME=lo OUT=/scratch/a\nexec torchrun /a.py \\\n --output_dir $OUT"]
 SCRATCH = {"name": "TMPDIR", "value": "/fsx"}
 READ_ONLY = {"securityContext": {"readOnlyRootFilesystem": True}}
@@ -449,6 +506,40 @@ def test_what_the_namespace_refuses_is_seen(hard: Any, limits: list[Any], resour
     found = [one.summary for one in evaluate(Manifests("x", objects)).of(State.FAIL) if one.details["rule"] == "quota"]
     assert len(found) == len(said)
     assert all(text in one for text, one in zip(said, found, strict=True)), found
+
+
+def _server(kind: str, memory: str, **spec: Any) -> dict[str, Any]:
+    pod = {"containers": [{"name": "a", "image": "a/b:1.0", "resources": {"limits": {"memory": memory, "cpu": 1}}}]}
+    template = {"metadata": {"labels": {"app": "a"}}, "spec": pod}
+    spec |= {"template": template, "selector": {"matchLabels": {"app": "a"}}} if kind != "CronJob" else {}
+    if kind == "CronJob":
+        spec |= {
+            "schedule": "0 3 * * *",
+            "jobTemplate": {"spec": {"template": {"spec": {**pod, "restartPolicy": "Never"}}}},
+        }
+    group = "batch/v1" if kind == "CronJob" else "apps/v1"
+    return {"apiVersion": group, "kind": kind, "metadata": {"name": "a", "namespace": "team"}, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        (_server("Deployment", "3Gi", replicas=5), ["all pods take limits.memory 15360Mi"]),
+        (_server("Deployment", "3Gi"), ["it and PyTorchJob/mnist-cpu together take limits.memory 11264Mi"]),
+        (_server("Deployment", "1Gi"), []),
+        (_server("CronJob", "3Gi"), []),
+        (_server("CronJob", "11Gi"), ["all pods take limits.memory 11264Mi"]),
+    ],
+)
+def test_a_quota_counts_the_pods_of_every_object(item: dict[str, Any], said: list[str]) -> None:
+    """Beside a training with two pods of 4 GiB, of which the quota allows ten."""
+    job = read(CORPUS / "bad" / "limit-range.yaml").job()
+    (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    container["resources"] = {"limits": {"memory": "4Gi"}}
+    objects = [item, job, {**QUOTA, "spec": {"hard": {"limits.memory": "10Gi"}}}]
+    found = [one.summary for one in evaluate(Manifests("x", objects)).of(State.FAIL) if one.details["rule"] == "quota"]
+    assert len(found) == len(said)
+    assert all(one.startswith(text) for text, one in zip(said, found, strict=True)), found
 
 
 ALLOWED = {

@@ -16,16 +16,13 @@ from yaml.constructor import ConstructorError  # type: ignore[import-untyped]
 
 from tools.core import UserError
 from tools.core.nested import mapped
+from tools.core.tables import load
 from training.run import bounds
 from training.run.files import read_bounded
 
 HELM = re.compile(r"\{\{-? {0,9}(?:if|range|include|with|end|define|\.Values|\$)\b")
 LARGEST = 10 * 2**20  # bytes of a manifest; etcd takes objects of 1.5 MiB, a rendered cell has 20 KiB
 MOST_PODS = 4096  # of an object, and processes of a pod
-_COUNTS = (
-    *("replicas", "minReplicas", "maxReplicas", "minAvailable", "parallelism", "completions"),
-    *("nprocPerNode", "nProcPerNode", "numNodes", "numProcPerNode"),
-)
 STANDARD_INPUT = "-"
 _TAGS = (None, "!", "tag:yaml.org,2002:str")  # the reader decides all other types by the value's form
 
@@ -33,14 +30,7 @@ _NUMERIC = (*"0123456789+-.~=<",)  # readers differ in which texts that begin so
 
 Object = dict[str, Any]
 
-# Types of plain scalars: the tag, a pattern, and the first characters.
-_SCALARS = (
-    ("bool", r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF", "yYnNtTfFoO"),
-    ("int", r"[-+]?(?:0x_*[0-9a-fA-F][0-9a-fA-F_]*|0b_*[01][01_]*|0(?:o_*[0-7])?[0-7_]*|[1-9][0-9_]*)", "-+0123456789"),
-    ("float", r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?", "-+.0123456789"),
-    ("null", r"~|null|Null|NULL|", "~nN"),
-    ("merge", r"<<", "<"),
-)
+_TABLE: dict[str, Any] = load("kube/manifests.yaml")
 
 
 class _Reader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -69,7 +59,7 @@ class _Reader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         super().flatten_mapping(node)
 
 
-for _name, _pattern, _first in _SCALARS:
+for _name, _pattern, _first in _TABLE["scalars"]:
     _firsts = [*_first, ""] if _name == "null" else [*_first]
     _Reader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), _firsts)
 
@@ -120,14 +110,17 @@ class Manifests:
         raise UserError(f"{self.source}: contains no PyTorchJob (kubeflow.org/v1), only {kinds}")
 
     def texts(self, kind: str, name: str, namespace: str | None = None) -> dict[str, str] | None:
-        """Return the texts of a ConfigMap or a Secret by key, or None if there is no such object."""
+        """Return the texts of a ConfigMap or a Secret by key, or None if there is no such object.
+
+        Values of a Secret that are no texts are left out. Raises UserError for one that is not in base64.
+        """
         item = self.named(kind, name, namespace)
         if item is None:
             return None
         data = item.get("data") or {}
         if kind == "ConfigMap":
             return dict(data)
-        decoded = {key: self._decoded(name, key, text) for key, text in data.items()}
+        decoded = {key: text for key, value in data.items() if (text := self._decoded(name, key, value)) is not None}
         return decoded | dict(item.get("stringData") or {})
 
     def named(self, kind: str, name: str, namespace: str | None) -> Object | None:
@@ -138,11 +131,20 @@ class Manifests:
                 return item
         return None
 
-    def _decoded(self, name: str, key: str, text: str) -> str:
-        try:
-            return base64.b64decode(text, validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError, TypeError):
-            raise UserError(f"{self.source}: Secret {name}, data.{key}: not a text in base64") from None
+    def _decoded(self, name: str, key: str, value: str) -> str | None:
+        if (found := from_base64(value)) is None:
+            raise UserError(f"{self.source}: Secret {name}, data.{key}: not base64")
+        with contextlib.suppress(UnicodeDecodeError):
+            return found.decode()
+        return None
+
+
+def from_base64(value: Any) -> bytes | None:
+    """Return what a value of a Secret's `data` stands for, which may have line ends; None if it is no base64."""
+    try:
+        return base64.b64decode(re.sub(r"[\r\n]", "", value), validate=True)
+    except (binascii.Error, TypeError, ValueError):
+        return None
 
 
 def written(documents: Iterable[Any]) -> str:
@@ -228,7 +230,10 @@ def name_of(item: Object) -> str:
 
 def _objects(document: Any, where: str) -> list[Object]:
     if isinstance(document, dict) and str(document.get("kind", "")).endswith("List") and "items" in document:
-        return [item for part in document["items"] or [] for item in _objects(part, where)]
+        items = document["items"] or []
+        if not isinstance(items, list):
+            raise UserError(f"{where}: items of the {document['kind']} must be a list")
+        return [item for part in items for item in _objects(part, where)]
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
         raise UserError(f"{where}: not a Kubernetes object (a mapping with a kind)")
     metadata = document.get("metadata")
@@ -250,7 +255,7 @@ def _objects(document: Any, where: str) -> list[Object]:
 def counts(value: Any) -> Iterator[tuple[str, float]]:
     """Yield the fields that say how many pods or processes there are, with their numbers."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
-    for key in _COUNTS if isinstance(value, dict) else ():
+    for key in _TABLE["counts"] if isinstance(value, dict) else ():
         with contextlib.suppress(TypeError, ValueError):
             yield key, float(value.get(key))
     for part in parts:

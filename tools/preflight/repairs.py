@@ -12,16 +12,13 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from tools.core import Verdict, nearest
+from tools.core.tables import load
 from tools.facts.instances import EFA
 from tools.kube.json_patch import APPEND, Edit, Keys, Operation, operation, value_at
 from tools.kube.manifests import Object
 from tools.preflight.subject import INSTANCE_LABELS
 
-# The rules whose remedy is `key: value` or `remove NAME`, and never a choice.
-LITERAL = {
-    *("clean-pods", "backoff-limit", "restart-policy", "ttl", "queue-owner"),
-    *("env-guidance", "shm", "loopback"),
-}
+LITERAL: list[str] = load("preflight/words.yaml")["literal remedies"]
 SAME_SHAPE = {"PyTorchJob", "CronJob"}  # kinds whose older API versions have the fields of the served one
 GRACE_MARGIN = 30  # seconds beyond the time that the workers need
 SIMILAR = 0.8  # of a misspelt value to the allowed one

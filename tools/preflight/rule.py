@@ -9,7 +9,7 @@ from tools.core.verdict import Verdict
 
 rule = Rules(
     "preflight",
-    *("operator", "enums", "lifecycle", "resources", "nodes", "storage", "container", "kind"),
+    *("operator", "enums", "lifecycle", "resources", "nodes", "storage", "container"),
     *("security", "names", "references", "environment", "config", "schema"),
 )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tools.cells.published import Published
 from tools.core.nested import walk
+from tools.core.tables import load
 from tools.core.verdict import Verdict
 from tools.facts.instances import EFA, INSTANCES, NEURON, NVIDIA, Instance
 from tools.kube.json_patch import value_at
@@ -25,15 +26,7 @@ from tools.workload.kinds import Unknown
 from tools.workload.trainjob import TrainJob
 from tools.workload.wrappers import Part
 
-# Other API groups have other kinds of these names: Volcano has a Job, Calico a NetworkPolicy.
-GROUPS = {
-    **dict.fromkeys(
-        ("Pod", "Service", "ConfigMap", "Secret", "PersistentVolumeClaim", "ResourceQuota", "LimitRange"), ""
-    ),
-    **dict.fromkeys(("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"), "apps"),
-    "CronJob": "batch",
-    "NetworkPolicy": "networking.k8s.io",
-}
+GROUPS: dict[str, str] = load("preflight/enums.yaml")["groups"]
 INSTANCE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
 NEURON_CORE, NEURON_DEVICE = f"{NEURON}core", f"{NEURON}device"
 # Values that do not decide how the pods meet, if one of them is of a wrong type.
@@ -167,7 +160,7 @@ class Job:
         return self.workload.nodes
 
 
-@dataclass
+@dataclass(eq=False)
 class Subject:
     """One manifest, parsed once for all rules.
 
@@ -396,12 +389,14 @@ def _of_workload(workload: Workload) -> list[Template]:
 def _of_object(item: Object, unknown: bool) -> list[Template]:
     """Return the pod templates of any other object. `unknown`: it is of no kind that is modelled."""
     path = kinds.native_path(item)
+    count = value_at(item, ("spec", "replicas")) if path is not None else None
     found = [(".".join(path), value_at(item, path))] if path is not None else []
     if unknown and path is None:
         found = [(where, one) for where, one in kinds.templates(item) if not any(misshapes(one, TEMPLATE, ""))]
-    foreign = path is None
+    foreign, pods = path is None, count if isinstance(count, int) else 1
     return [
-        Template(item, where, "", 1, 1, one.get("metadata") or {}, one["spec"], foreign=foreign) for where, one in found
+        Template(item, where, "", pods, 1, one.get("metadata") or {}, one["spec"], foreign=foreign)
+        for where, one in found
     ]
 
 

@@ -114,10 +114,7 @@ def _unshared(loaded: Config, world: int | None, template: Template) -> ConfigEr
 
 @rule("config-checkpoint")
 def config_checkpoint(subject: Subject) -> Iterator[Verdict]:
-    for template, texts in configurations(subject):
-        loaded = read_config(texts)
-        if isinstance(loaded, ConfigError):
-            continue  # the rule `config` reports it
+    for template, loaded in _valid(subject):
         every, steps = loaded.checkpoint.every, loaded.train.steps
         place = Place(template.object, "cell.yaml: checkpoint.every", every)
         if every <= steps:
@@ -128,10 +125,7 @@ def config_checkpoint(subject: Subject) -> Iterator[Verdict]:
 
 @rule("checkpoint-places")
 def checkpoint_places(subject: Subject) -> Iterator[Verdict]:
-    for template, texts in configurations(subject):
-        loaded = read_config(texts)
-        if isinstance(loaded, ConfigError):
-            continue
+    for template, loaded in _valid(subject):
         local, remote = loaded.checkpoint.tiers.local, loaded.checkpoint.tiers.s3
         if local is not None:
             yield _on_node(template, local.path)
@@ -166,13 +160,15 @@ def _on_node(template: Template, path: str) -> Verdict:
     return good(place, where)
 
 
-def _plans(subject: Subject) -> Iterator[tuple[Template, Plan]]:
-    """Yield the plan of each template with a configuration that its ranks can train; other rules report the rest."""
-    for template, texts in configurations(subject):
-        loaded, job = read_config(texts), subject.job_of(template)
-        if not isinstance(loaded, ConfigError) and job is not None:
+@functools.lru_cache(maxsize=1)  # for the two rules that read them
+def _plans(subject: Subject) -> list[tuple[Template, Plan]]:
+    """Return the plan of each template with a configuration that its ranks can train; other rules report the rest."""
+    found = []
+    for template, loaded in _valid(subject):
+        if (job := subject.job_of(template)) is not None:
             with contextlib.suppress(UserError, ConfigError):
-                yield template, outlook.of_job(job.workload, loaded)
+                found.append((template, outlook.of_job(job.workload, loaded)))
+    return found
 
 
 @rule("device-memory")
@@ -192,9 +188,8 @@ def device_memory(subject: Subject) -> Iterator[Verdict]:
 
 @rule("pinned-weights")
 def pinned_weights(subject: Subject) -> Iterator[Verdict]:
-    for template, texts in configurations(subject):
-        loaded = read_config(texts)
-        weights = "" if isinstance(loaded, ConfigError) else loaded.model.weights or ""
+    for template, loaded in _valid(subject):
+        weights = loaded.model.weights or ""
         repository, at, revision = weights.partition("@")
         if not at or weights.startswith("/"):
             continue
@@ -207,9 +202,9 @@ def pinned_weights(subject: Subject) -> Iterator[Verdict]:
 
 @rule("inputs-mounted")
 def inputs_mounted(subject: Subject) -> Iterator[Verdict]:
-    for template, texts in configurations(subject):
-        loaded, (_, container) = read_config(texts), template.trainer()
-        for (_, value), key in ({} if isinstance(loaded, ConfigError) else inputs(loaded)).items():
+    for template, loaded in _valid(subject):
+        container = template.trainer()[1]
+        for (_, value), key in inputs(loaded).items():
             place = Place(template.object, f"model.yaml: {key}", value)
             if mount_of(container, value) is not None:
                 yield good(place, "on a volume of the pod")
@@ -236,9 +231,8 @@ def save_time(subject: Subject) -> Iterator[Verdict]:
 
 @rule("track")
 def track(subject: Subject) -> Iterator[Verdict]:
-    for template, texts in configurations(subject):
-        loaded = read_config(texts)
-        wanted = None if isinstance(loaded, ConfigError) else loaded.track
+    for template, loaded in _valid(subject):
+        wanted = loaded.track
         if wanted is None:
             continue
         place = Place(template.object, "cell.yaml: track", ", ".join(wanted.trackers))
@@ -316,6 +310,12 @@ def configurations(subject: Subject) -> Iterator[tuple[Template, tuple[str, ...]
                 files |= (maps.get(source_name(ref)) or {}).get("data") or {}
         if all(f"{layer}.yaml" in files for layer in FILES):
             yield (template, tuple(files[name] for layer in (*FILES, DATA) if (name := f"{layer}.yaml") in files))
+
+
+def _valid(subject: Subject) -> Iterator[tuple[Template, Config]]:
+    """Yield the templates with a configuration that can be read; the rule `config` reports the others."""
+    loaded = ((template, read_config(texts)) for template, texts in configurations(subject))
+    yield from ((template, one) for template, one in loaded if not isinstance(one, ConfigError))
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,8 +1,10 @@
 """Rules on environment variables: those of the container, of the operator, and of NCCL, EFA and Neuron."""
 
+import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from tools.core.tables import load
 from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.facts.environment import Say, guidance
 from tools.kube import schemas
@@ -11,20 +13,13 @@ from tools.preflight.rule import Place, needed, rule
 from tools.preflight.subject import Job, Subject, Template, texts, title
 from tools.simulator.command_line import command, literals, script
 from tools.simulator.environment import REFERENCE
+from tools.simulator.wiring import NO_PODS
+from tools.workload import Pod
 from tools.workload.operator_admission import admits_twice
 from tools.workload.pytorchjob import PyTorchJob
 from tools.workload.trainjob import TrainJob
 
-NAME_MARK = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][^{}]*+\})"  # $NAME and ${NAME}
-ENGINE_MARK = r"\{\{[^{}\n]*+\}\}|\{%[^%\n]*+%\}"  # Helm, Jinja
-# <your-image>, but not a tokenizer's <pad>.
-BLANK_MARK = r"<(?!(?:s|pad|unk|mask|eos|bos|cls|sep)>)[A-Za-z][\w .,:/-]{1,60}>"
-HELM_MARK = r"\{\{-?[ \t]*[.$][^{}\n]*+\}\}"
-# What stands in place of a value in any text: @@TAG@@, REPLACE_ME, __TAG__, which is not a macro of a C compiler.
-SURE_MARK = (
-    r"@@\w++@@|\b(?-i:__(?!CUDA|NVCC|GNUC|STDC|FILE|LINE|FUNC)[A-Z][A-Z0-9_]*?__"
-    r"|REPLACE_(?:ME|WITH)\w*+|(?:TO|WILL)_BE_REPLACED|CHANGE_?ME)\b"
-)
+NAME_MARK, ENGINE_MARK, BLANK_MARK, HELM_MARK, SURE_MARK = load("preflight/marks.yaml").values()
 # A variable can hold the template of a chat, such as {{ messages }}.
 ENV_MARK = re.compile(f"(?<![$\\\\]){NAME_MARK}|{HELM_MARK}|{BLANK_MARK}|{SURE_MARK}")
 # What is written by hand in place of a value: {TAG}, %TAG%, YOUR_ACCOUNT.
@@ -40,6 +35,8 @@ SCRIPT_MARK = re.compile(
 OWN_MARK = re.compile(r"\$\{[^{}]*(?:\.|:(?![-=?+\d]))[^{}]*\}|\{%[^%\n]*%\}")
 OVERRIDE = re.compile(r"\+{0,2}[a-z][\w./@]*=[^$]*\$\{[a-z]\w*\}")
 KATIB = "${trialParameters."  # Katib fills it in for each trial
+# What the kubelet sets for each Service of the namespace, and for that of the API server (kubelet_pods.go).
+SERVICE = re.compile(r"[A-Z][A-Z0-9_]*_SERVICE_(?:HOST|PORT(?:_[A-Z0-9_]+)?)")
 ENVIRONMENT_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 FREE_TEXT = ("data", "stringData", "binaryData", "annotations")
@@ -80,7 +77,7 @@ def _twice(subject: Subject, place: Place, summary: str, item: Object) -> Verdic
 @rule("env-overridden", each="jobs")
 def env_overridden(subject: Subject, job: Job) -> Iterator[Verdict]:
     for template in job.templates:
-        given = _injected(job, template)
+        given = _injected(job.pods, template)
         path, container = template.trainer()
         if given is None:
             continue
@@ -93,9 +90,9 @@ def env_overridden(subject: Subject, job: Job) -> Iterator[Verdict]:
             yield good(Place(job.object, f"{path}.env"), "no variable that the operator sets")
 
 
-def _injected(job: Job, template: Template) -> dict[str, str] | None:
-    """Return the variables that the operator adds to the first pod of a template, or None without a pod."""
-    pod = next((pod for pod in job.pods if pod.role == template.role.lower()), None)
+def _injected(pods: Sequence[Pod], template: Template) -> dict[str, str] | None:
+    """Return the variables that the controller adds to the first pod of a template, or None without a pod."""
+    pod = next((pod for pod in pods if pod.role == template.role.lower()), None)
     if pod is None:
         return None
     own = template.trainer()[1].get("env") or []
@@ -104,8 +101,13 @@ def _injected(job: Job, template: Template) -> dict[str, str] | None:
 
 @rule("env-reference", each="templates")
 def env_reference(subject: Subject, template: Template) -> Iterator[Verdict]:
-    job = subject.job_of(template)
-    given = set(_injected(job, template) or {}) if job else set()
+    job, pods = subject.job_of(template), []
+    if job is not None:
+        pods = job.pods
+    elif template.workload is not None:
+        with contextlib.suppress(*NO_PODS):
+            pods = template.workload.pods()
+    given = set(_injected(pods, template) or {})
     for path, container in template.containers():
         yield from _references(subject, template, path, container, given)
 
@@ -135,8 +137,8 @@ def _references(
             if in_script and not ENVIRONMENT_NAME.fullmatch(name):
                 continue
             place = Place(template.object, where, text)
-            if template.foreign:
-                yield needed(good(place, "a controller may set it"), f"the variable {name}, by its controller")
+            if by := "its controller" if template.foreign else "a Service" if SERVICE.fullmatch(name) else "":
+                yield needed(good(place, f"{by} may set it"), f"the variable {name}, by {by}")
             elif complete:
                 summary = f"$({name}) is not resolved: {_why(name, known, given)}"
                 yield bad(place, summary, "define it above, or remove the reference")

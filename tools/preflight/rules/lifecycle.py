@@ -47,16 +47,12 @@ def restart_policy(subject: Subject) -> Iterator[Verdict]:
             if value == "Always":
                 yield bad(place, "Always: the job can never succeed", "restartPolicy: OnFailure")
             elif value == "ExitCode" and any(node.launch.torchrun for node in nodes):
-                yield bad(place, _exit_code_fault(job), "restartPolicy: OnFailure")
+                fault = "with torchrun: every fault is permanent, because torchrun always exits with 1"
+                if any(node.launch.behind_entrypoint for node in nodes):
+                    fault = "retries without limit: each retry is a new pod, which backoffLimit does not count"
+                yield bad(place, f"ExitCode {fault}", "restartPolicy: OnFailure")
             elif value in (*RESTART, "ExitCode"):
                 yield good(place, f"{value} is a valid restart policy for this job")
-
-
-def _exit_code_fault(job: Job) -> str:
-    nodes = job.analysis.nodes if job.analysis else []
-    if any(node.launch.behind_entrypoint for node in nodes):
-        return "ExitCode retries without limit: each retry is a new pod, which backoffLimit does not count"
-    return "ExitCode with torchrun: every fault is permanent, because torchrun always exits with 1"
 
 
 @rule("clean-pods")

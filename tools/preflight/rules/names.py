@@ -12,6 +12,7 @@ from tools.preflight.subject import Job, Subject, Template, title
 from tools.workload.operator_pods import pod_name
 
 LONGEST = 63  # characters of a DNS label (a Service's or pod's name) and of a label's value
+LATEST = re.compile(r"(?i)^latest(?:[-_.]|$)|[-_.]latest$")  # a tag that begins or ends with it
 TEMPLATE = set("${<")  # the rule `template-left` reports what is left of a template
 _WORDS: dict[str, list[str]] = load("preflight/words.yaml")
 LABEL_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
@@ -38,7 +39,7 @@ def names(subject: Subject) -> Iterator[Verdict]:
         else:
             yield good(place, "a valid name")
         namespace = metadata.get("namespace")
-        if namespace is not None and "$" not in namespace and not is_label(namespace):
+        if namespace and "$" not in namespace and not is_label(namespace):
             fault = Place(title(item), "metadata.namespace", namespace)
             yield bad(fault, f"{namespace!r} is not a valid namespace", "use a-z, 0-9 and -")
         yield from _label_faults(title(item), "metadata.labels", metadata.get("labels") or {})
@@ -94,7 +95,7 @@ def image_pinned(subject: Subject, template: Template) -> Iterator[Verdict]:
             yield good(place, "pinned by digest")
         elif match["tag"] is None:
             yield doubtful(place, f"{image} has no tag, which means latest", "a version tag or a digest")
-        elif _moves(match["tag"]):
+        elif match["tag"].lower() in _WORDS["moving tags"] or LATEST.search(match["tag"]):
             yield doubtful(place, f"the tag {match['tag']} moves", "a version tag or a digest")
         else:
             yield good(place, "pinned by a version tag")
@@ -108,9 +109,3 @@ def local_image(subject: Subject, template: Template) -> Iterator[Verdict]:
             place = Place(template.object, f"{path}.image", image)
             summary = f"{image.partition('/')[0]} is another machine on each node"
             yield bad(place, summary, "push it to a registry of the cluster, and give --image")
-
-
-def _moves(tag: str) -> bool:
-    """Return whether a tag moves: a known word, or a tag that begins or ends with `latest`."""
-    words = re.split(r"[-_.]", tag.lower())
-    return tag.lower() in _WORDS["moving tags"] or words[0] == "latest" or words[-1] == "latest"

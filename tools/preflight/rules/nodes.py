@@ -70,20 +70,15 @@ def _contradiction(template: Template) -> str:
 
 @rule("hyperpod-nodes", each="training")
 def hyperpod_nodes(subject: Subject, template: Template) -> Iterator[Verdict]:
-    names = template.selected.names
-    if not names or not _for_hyperpod(template):
+    names, item = template.selected.names, template.item
+    keys = [*(item["metadata"].get("annotations") or {}), *(template.spec.get("nodeSelector") or {})]
+    if not names or (item.get("kind") != "HyperPodPyTorchJob" and not any(key.startswith(HYPERPOD) for key in keys)):
         return
     place = Place(template.object, template.selected.path, ", ".join(names))
     if any(name.startswith("ml.") for name in names):
         yield good(place, "HyperPod's names are included")
     else:
         yield bad(place, "no node of HyperPod has these labels", f"add ml.{names[0]}")
-
-
-def _for_hyperpod(template: Template) -> bool:
-    metadata = template.item["metadata"]
-    keys = [*(metadata.get("annotations") or {}), *(template.spec.get("nodeSelector") or {})]
-    return template.item.get("kind") == "HyperPodPyTorchJob" or any(key.startswith(HYPERPOD) for key in keys)
 
 
 @rule("efa-one-zone", each="jobs")

@@ -1,26 +1,24 @@
 """Rules on how the training operator and torchrun use a job: types, admission, wiring, elasticity."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tools.core import output
-from tools.core.verdict import State, Verdict, bad, doubtful, good
+from tools.core.verdict import State, Verdict, bad, doubtful, good, unclear
 from tools.kube import Object
+from tools.kube.manifests import from_base64
 from tools.preflight.rule import Place, rule
 from tools.preflight.rules.config import configurations, read_config
-from tools.preflight.subject import Job, Subject, title
+from tools.preflight.rules.enums import FIELDS
+from tools.preflight.subject import Job, Subject, known_kind, title
+from tools.simulator.node import Node
 from tools.workload import Workload, kinds
 from training.config import Config
 
 SAME_SIZE = (
     "a lost node then stops the job until it is back; set nodes to one number, or use a PyTorchJob without a queue"
 )
-# Why jobs of other kinds keep their size (trainer v2.3.0, jobset v0.12.0; November 2026).
-FIXED = {
-    "TrainJob": "Trainer 2.2 removed elasticPolicy (kubeflow/trainer#3235), and nothing has replaced it (#2903)",
-    "JobSet": "it has a number of replicas and no bounds",
-    "Job": "torchrun would need --nnodes MIN:MAX, and an Indexed Job counts a lost pod as failed",
-}
+FIXED: dict[str, str] = FIELDS["fixed size"]
 
 
 @rule("types")
@@ -28,6 +26,13 @@ def types(subject: Subject) -> Iterator[Verdict]:
     for item, fault in subject.misshapen:
         remedy = "add the field" if fault.wanted == "set" else f"use {fault.wanted}"
         yield bad(Place(title(item), fault.path, fault.value), f"{fault.path} must be {fault.wanted}", remedy)
+    for item in subject.objects:
+        for key, value in (
+            (item.get("data") or {}).items() if known_kind(item) == "Secret" and "sops" not in item else ()
+        ):
+            if from_base64(value) is None:
+                bare = Place(title(item), f"data.{key}")
+                yield bad(bare, f"data.{key} is not base64: the API server refuses it", "stringData takes plain texts")
     for template in subject.templates:
         yield good(Place(template.object, template.spec_path), "the pod has the types that Kubernetes expects")
 
@@ -40,7 +45,7 @@ def api_version(subject: Subject, item: Object) -> Iterator[Verdict]:
     if meant:
         place, summary = Place(title(item), "kind", kind), f"{group or version} has no kind {kind}: it is {meant}"
         yield (doubtful if workload else bad)(place, summary, f"kind: {meant}")  # AWS's pages have both spellings
-    known = workload.api if workload else _SERVED.get(kind)
+    known = workload.api if workload else FIELDS["served"].get(kind)
     if known is None or group not in (known.rpartition("/")[0], "extensions"):
         return  # a kind of another group may have the same name
     place = Place(title(item), "apiVersion", version)
@@ -48,16 +53,6 @@ def api_version(subject: Subject, item: Object) -> Iterator[Verdict]:
         yield good(place, f"{kind} {version} is served")
     else:
         yield bad(place, f"{kind} is {known}, not {version}", f"apiVersion: {known}")
-
-
-_SERVED = {
-    "CronJob": "batch/v1",
-    "Deployment": "apps/v1",
-    "DaemonSet": "apps/v1",
-    "StatefulSet": "apps/v1",
-    "NetworkPolicy": "networking.k8s.io/v1",
-    "PodDisruptionBudget": "policy/v1",
-}
 
 
 @rule("admission", each="workloads")
@@ -76,7 +71,10 @@ def wiring(subject: Subject) -> Iterator[Verdict]:
             found = job.analysis.verdict
             if found.state is State.FAIL and _outside(job) and not _sets_nodes(job):
                 continue  # the rule `elastic-bounds` reports it
-            if job.analysis.one_world:  # the number of processes has a rule of its own
+            if name := _unresolved(job.analysis.nodes):
+                summary = f"it hangs: the pods ask the DNS of their node, which does not know {name}"
+                found = replace(found, state=State.FAIL, summary=summary, remedy="dnsPolicy: ClusterFirstWithHostNet")
+            elif job.analysis.one_world:  # the number of processes has a rule of its own
                 summary, remedy = f"{job.workload.name} forms one world", None
                 found = replace(found, state=State.PASS, summary=summary, remedy=remedy)
             yield replace(found, details=Place(job.object, "spec").details())
@@ -84,22 +82,42 @@ def wiring(subject: Subject) -> Iterator[Verdict]:
         yield replace(verdict, details=Place(title(item), "spec").details())
 
 
+def _unresolved(nodes: Sequence[Node]) -> str:
+    """Return the pod that others look up and cannot find: the DNS of a node does not know the cluster's names.
+
+    Source: kubernetes.io/docs/concepts/services-networking/dns-pod-service, "Pod's DNS Policy".
+    """
+    for node in nodes:
+        spec, (backend, host, port, _) = node.pod.spec, node.meeting
+        policy = spec.get("dnsPolicy") or "ClusterFirst"
+        outside = policy == "Default" or (policy == "ClusterFirst" and spec.get("hostNetwork"))
+        own = spec.get("dnsConfig") or spec.get("hostAliases")
+        if outside and not own and port and backend != "hyperpod" and host != node.pod.name:
+            return host
+    return ""
+
+
+@rule("kind")
+def kind(subject: Subject) -> Iterator[Verdict]:
+    for job in subject.jobs:
+        yield good(Place(job.object, "kind", job.workload.kind), f"{job.workload.kind} is modelled")
+    for one in subject.unknown:
+        place = Place(one.wrapper or title(one.item), f"{one.prefix}{one.path or 'kind'}")
+        yield unclear(place, one.reason, "check this object by hand")
+
+
 @rule("elastic-bounds", each="operator_jobs")
 def elastic_bounds(subject: Subject, job: Job) -> Iterator[Verdict]:
     bounds = _bounds(job)
     if bounds is None or job.analysis is None:
         return
-    low, high, count = *bounds, _count(job)
+    low, high, count = *bounds, job.workload.replicas
     place = Place(job.object, "spec.elasticPolicy", f"min {low}, replicas {count}, max {high}")
     if not _outside(job):
         yield good(place, "the replicas are within the elastic bounds")
     else:
         summary = f"{output.count(count, 'pod')}, not within {low} to {high}"
         yield bad(place, summary, f"set minReplicas <= {count} <= maxReplicas")
-
-
-def _count(job: Job) -> int:
-    return sum(template.replicas for template in job.templates)
 
 
 def _bounds(job: Job) -> tuple[int, int] | None:
@@ -113,7 +131,7 @@ def _bounds(job: Job) -> tuple[int, int] | None:
 
 def _outside(job: Job) -> bool:
     bounds = _bounds(job)
-    return bounds is not None and not bounds[0] <= _count(job) <= bounds[1]
+    return bounds is not None and not bounds[0] <= job.workload.replicas <= bounds[1]
 
 
 def _sets_nodes(job: Job) -> bool:

@@ -1,11 +1,13 @@
 """Rules on what a pod requests, and whether the machine that it selects can provide it."""
 
+import contextlib
+import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from tools.core import output
+from tools.core import UserError, output
 from tools.core.repo import nearest
 from tools.core.tables import load
 from tools.core.verdict import Verdict, bad, doubtful, good
@@ -121,11 +123,6 @@ def _with_unit(number: Decimal, unit: str) -> str:
     return f"{plain(number * 1000)}m" if unit == "m" else plain(number)
 
 
-@rule("cpu-fits")
-def cpu_fits(subject: Subject) -> Iterator[Verdict]:
-    yield from _fits(subject, "cpu", "m", lambda _, one: Decimal(one.allocatable_cpu_m) / 1000)
-
-
 @rule("memory-fits")
 def memory_fits(subject: Subject) -> Iterator[Verdict]:
 
@@ -136,14 +133,10 @@ def memory_fits(subject: Subject) -> Iterator[Verdict]:
     yield from _fits(subject, "memory", "Mi", capacity)
 
 
-@rule("hugepages-fit")
-def hugepages_fit(subject: Subject) -> Iterator[Verdict]:
-    yield from _fits(subject, HUGEPAGES, "Mi", lambda _, one: Decimal(one.hugepages_2mi_mib) * MIB)
-
-
-@rule("efa-fits")
-def efa_fits(subject: Subject) -> Iterator[Verdict]:
-    yield from _fits(subject, EFA, "", lambda _, one: Decimal(one.efa))
+# The rules whose capacity is a column of the table.
+rule("cpu-fits")(lambda subject: _fits(subject, "cpu", "m", lambda _, one: Decimal(one.allocatable_cpu_m) / 1000))
+rule("hugepages-fit")(lambda subject: _fits(subject, HUGEPAGES, "Mi", lambda _, one: one.hugepages_2mi_mib * MIB))
+rule("efa-fits")(lambda subject: _fits(subject, EFA, "", lambda _, one: Decimal(one.efa)))
 
 
 @rule("devices-fit")
@@ -168,16 +161,19 @@ def _devices(one: Instance, resource: str) -> Decimal:
 @rule("quota")
 def quota(subject: Subject) -> Iterator[Verdict]:
     every = [item for item in subject.objects if item["kind"] == "LimitRange"]
+    native = [one for one in subject.templates if not one.foreign]
     for item in subject.objects:
-        here = [job for job in subject.jobs if _namespace(job.item) == _namespace(item)]
+        here: dict[str, list[Template]] = {}
+        for template in (one for one in native if _namespace(one.item) == _namespace(item)):
+            here.setdefault(template.object, []).append(template)
         ranges = [one for other in every if _namespace(other) == _namespace(item) for one in _entries(other)]
         if item["kind"] == "ResourceQuota":
             yield from _within_quota(here, item, ranges)
         for entry in _entries(item) if item["kind"] == "LimitRange" else ():
             check = {"Container": _within_range, "Pod": _within_range_of_pods}.get(str(entry.get("type")))
             if check:
-                for job in here:
-                    yield from check(job, entry, ranges, f"LimitRange {name_of(item)}")
+                for template in itertools.chain(*here.values()):
+                    yield from check(template, entry, ranges, f"LimitRange {name_of(item)}")
 
 
 def _entries(item: Object) -> list[Object]:
@@ -209,18 +205,19 @@ def _namespace(item: Object) -> Any:
     return item["metadata"].get("namespace")
 
 
-def _within_quota(jobs: Sequence[Job], item: Object, ranges: Sequence[Object]) -> Iterator[Verdict]:
-    """Judge what each job takes, and what those take together that start at once."""
+def _within_quota(here: Mapping[str, list[Template]], item: Object, ranges: Sequence[Object]) -> Iterator[Verdict]:
+    """Judge what the pods of each object take, and what those take together that start at once."""
     spec = item.get("spec") or {}
     if spec.get("scopes") or spec.get("scopeSelector"):
         return  # it counts some of the pods only
-    for template in (one for job in jobs for one in job.templates):
+    for template in itertools.chain(*here.values()):
         yield from _without_amount(template, set(spec.get("hard") or {}), ranges, f"ResourceQuota {name_of(item)}")
-    starting = [job for job in jobs if not job.workload.suspended and not job.workload.queue]
-    taken = {job.object: _taken(job) for job in jobs}
+    jobs = {name: one.workload for name, (one, *_) in here.items() if one.item["kind"] != "CronJob"}
+    starting = [name for name, job in jobs.items() if job is None or not (job.suspended or job.queue)]
+    taken = {name: _taken(templates) for name, templates in here.items()}
     for key, most in amounts(spec.get("hard") or {}).items():
         groups = [[name] for name, wanted in taken.items() if key in wanted]
-        together = [job.object for job in starting if taken[job.object].get(key, most + 1) <= most]
+        together = [name for name in starting if taken[name].get(key, most + 1) <= most]
         for names in [*groups, *([together] if len(together) > 1 else [])]:
             need = sum((taken[name][key] for name in names), Decimal(0))
             shown, allowed = (_with_unit(number, "Mi" if "memory" in key else "") for number in (need, most))
@@ -230,10 +227,10 @@ def _within_quota(jobs: Sequence[Job], item: Object, ranges: Sequence[Object]) -
             yield good(place, summary) if need <= most else bad(place, summary, "fewer pods, or a larger quota")
 
 
-def _taken(job: Job) -> dict[str, Decimal]:
-    """Return what all pods of a job count in a quota."""
+def _taken(templates: Sequence[Template]) -> dict[str, Decimal]:
+    """Return what all pods of some templates count in a quota."""
     taken: dict[str, Decimal] = {}
-    for template in job.templates:
+    for template in templates:
         for key, value in quota_keys(template.spec).items():
             taken[key] = taken.get(key, Decimal(0)) + value * template.replicas
     return taken
@@ -241,51 +238,45 @@ def _taken(job: Job) -> dict[str, Decimal]:
 
 def _without_amount(template: Template, keys: set[str], ranges: Sequence[Object], name: str) -> Iterator[Verdict]:
     """Yield the amounts that a quota counts and a container does not state: the API server refuses its pods."""
+    whole = template.spec.get("resources") or {}  # of the pod
     for path, container in template.containers():
         for kind, there in zip(("requests", "limits"), _admitted(container, ranges), strict=True):
             for resource in ("cpu", "memory"):
                 short = resource if kind == "requests" and resource in keys else f"{kind}.{resource}"
-                if short in keys and resource not in there and resource not in _of_pod(template, kind):
+                if short in keys and resource not in there and resource not in (whole.get(kind) or {}):
                     place = Place(template.object, f"{path}.resources.{kind}", f"no {resource}")
                     summary = f"{name} counts {short}, and container {container['name']} does not state it"
                     yield bad(place, summary, f"set {kind}.{resource} in each container, or a default by a LimitRange")
 
 
-def _of_pod(template: Template, kind: str) -> Object:
-    """Return the amounts that a pod states as a whole."""
-    return ((template.spec.get("resources") or {}).get(kind)) or {}
-
-
-def _within_range(job: Job, entry: Object, ranges: Sequence[Object], name: str) -> Iterator[Verdict]:
+def _within_range(template: Template, entry: Object, ranges: Sequence[Object], name: str) -> Iterator[Verdict]:
     """Judge each container by a limit of a LimitRange, as the API server does after it has added the defaults."""
     most, least = _of(entry, "max"), _of(entry, "min")
-    for template in job.templates:
-        for path, container in template.containers():
-            wanted, limits = _admitted(container, ranges)
-            own = amounts((container.get("resources") or {}).get("limits") or {})
-            for kind, given in (("requests", wanted), ("limits", limits)):
-                for resource, value in given.items():
-                    top = min(most.get(resource, value), value if resource in own else limits.get(resource, value))
-                    low, shown = least.get(resource, value), _shown(resource, value)
-                    place = Place(job.object, f"{path}.resources.{kind}.{resource}", shown)
-                    if value > top:
-                        summary = f"{name} allows {resource} {_shown(resource, top)} in a container"
-                        yield bad(place, summary, "request less, set a limit, or raise the maximum")
-                    elif value < low:
-                        summary = f"{name} wants {resource} {_shown(resource, low)} or more in a container"
-                        yield bad(place, summary, "request more, or lower the minimum")
+    for path, container in template.containers():
+        wanted, limits = _admitted(container, ranges)
+        own = amounts((container.get("resources") or {}).get("limits") or {})
+        given = [("requests", *one) for one in wanted.items()] + [("limits", *one) for one in limits.items()]
+        for kind, resource, value in given:
+            top = min(most.get(resource, value), value if resource in own else limits.get(resource, value))
+            low = least.get(resource, value)
+            place = Place(template.object, f"{path}.resources.{kind}.{resource}", _shown(resource, value))
+            if value > top:
+                summary = f"{name} allows {resource} {_shown(resource, top)} in a container"
+                yield bad(place, summary, "request less, set a limit, or raise the maximum")
+            elif value < low:
+                summary = f"{name} wants {resource} {_shown(resource, low)} or more in a container"
+                yield bad(place, summary, "request more, or lower the minimum")
 
 
-def _within_range_of_pods(job: Job, entry: Object, ranges: Sequence[Object], name: str) -> Iterator[Verdict]:
-    for template in job.templates:
-        limits = [_admitted(one, ranges)[1] for _, one in template.containers(init=False)]
-        for resource, most in _of(entry, "max").items():
-            place = Place(job.object, f"{template.spec_path} {resource} of all containers")
-            value = sum((one[resource] for one in limits if resource in one), Decimal(0))
-            if value > most or not all(resource in one for one in limits):
-                said = _shown(resource, value) if value > most else "a container without a limit"
-                summary = f"{name} allows {resource} {_shown(resource, most)} in a pod, not {said}"
-                yield bad(place, summary, "a lower limit in each container, or a higher maximum")
+def _within_range_of_pods(template: Template, entry: Object, ranges: Sequence[Object], name: str) -> Iterator[Verdict]:
+    limits = [_admitted(one, ranges)[1] for _, one in template.containers(init=False)]
+    for resource, most in _of(entry, "max").items():
+        place = Place(template.object, f"{template.spec_path} {resource} of all containers")
+        value = sum((one[resource] for one in limits if resource in one), Decimal(0))
+        if value > most or not all(resource in one for one in limits):
+            said = _shown(resource, value) if value > most else "a container without a limit"
+            summary = f"{name} allows {resource} {_shown(resource, most)} in a pod, not {said}"
+            yield bad(place, summary, "a lower limit in each container, or a higher maximum")
 
 
 def _shown(resource: str, value: Decimal) -> str:
@@ -362,7 +353,10 @@ INITIALISED = re.compile(r"init_process_group\(\s{0,40}(?:backend\s{0,4}=\s{0,4}
 def _initialised(subject: Subject, job: Job) -> set[str]:
     """Return the backends that the scripts of a job's first pods name in plain words."""
     firsts = [pod for pod in job.pods if pod.index == 0]
-    files = [text for pod in firsts for text in texts(pod, pod.container, subject.manifests).values()]
+    files: list[str] = []
+    for pod in firsts:
+        with contextlib.suppress(UserError):  # the rule `types` reports a Secret that is not base64
+            files += texts(pod, pod.container, subject.manifests).values()
     return {name.lower() for text in files for name in INITIALISED.findall(text)}
 
 

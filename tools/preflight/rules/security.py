@@ -1,27 +1,23 @@
 """Rules on host access, exposure, and secrets in plain text."""
 
-import base64
-import binascii
 import itertools
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from tools.core import Verdict, bad, doubtful, good, output, secret_patterns
+from tools.core.tables import load
 from tools.kube import Object, network_policy
+from tools.kube.manifests import from_base64
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, Template, known_kind, texts, title
 from tools.workload.operator_pods import DEFAULT_PORT
 
+_WORDS: dict[str, list[str]] = load("preflight/words.yaml")
 # Capabilities that the baseline Pod Security Standard lets a container add (Kubernetes v1.35).
-BASELINE = {
-    *("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD"),
-    *("NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"),
-}
+BASELINE = set(_WORDS["baseline capabilities"])
 ENFORCE = "pod-security.kubernetes.io/enforce"
 UNAUTHENTICATED = {6006: "TensorBoard", **dict.fromkeys((23456, 29400, 29500), "the rendezvous")}
-RESTRICTED_VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image"}
-RESTRICTED_VOLUMES |= {"persistentVolumeClaim", "projected", "secret", "name"}
+RESTRICTED_VOLUMES = {*_WORDS["restricted volumes"], "name"}
 LONGEST_HARMLESS = 7  # characters, such as a tokenizer's [PAD] and </s>
 HARMLESS = re.compile(r"^(?:$|\$[({A-Za-z]|<.*>$|true$|false$|[0-9]+$|/|none$|null$)", re.IGNORECASE)
 
@@ -187,14 +183,8 @@ def _may_be_secret(value: str) -> bool:
 def _with_decoded_data(item: Object) -> Object:
     if known_kind(item) != "Secret":
         return item
-    return item | {"data": {name: _decoded(text) for name, text in (item.get("data") or {}).items()}}
-
-
-def _decoded(text: Any) -> str:
-    try:
-        return base64.b64decode(str(text), validate=True).decode("utf-8", "replace")
-    except (binascii.Error, ValueError):
-        return ""
+    data = {name: (from_base64(text) or b"").decode("utf-8", "replace") for name, text in item.get("data", {}).items()}
+    return item | {"data": data}
 
 
 @rule("exposed")

@@ -50,15 +50,12 @@ def checkpoint_shared(subject: Subject, template: Template) -> Iterator[Verdict]
 def _directory(words: Sequence[str], values: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the option or variable that names the checkpoint directory, and the directory."""
     given = option(words, SAVE)
-    if given is not None and given[1] and _is_path(*given):
-        name, value = given
+    name, value = given or ("", "")
+    # `--save true` is no path, `--checkpoint-dir out` is one.
+    named = any(word in name for word in ("dir", "path", "folder", "file"))
+    if value and (named or "/" in value or "$" in value):
         return name, values.get(value.strip("${}()"), value) if value.startswith("$") else value
     return next(((name, values[name]) for name in _WORDS["directory variables"] if values.get(name)), None)
-
-
-def _is_path(name: str, value: str) -> bool:
-    """Return whether an option's value is a path: `--save true` is not, `--checkpoint-dir out` is."""
-    return any(mark in value for mark in "/$") or any(word in name for word in ("dir", "path", "folder", "file"))
 
 
 def storage(template: Template, container: Object, directory: str) -> str:
@@ -84,8 +81,9 @@ def _working_directory(container: Object) -> str:
 
 
 def _kind(volume: Object, mount: Object) -> str:
-    claim = volume.get("persistentVolumeClaim") or {}
-    if mount.get("readOnly") or claim.get("readOnly") or any(key in volume for key in _WORDS["read-only volumes"]):
+    sources = [one for one in volume.values() if isinstance(one, dict)]
+    closed = any(one.get("readOnly") for one in (mount, *sources))
+    if closed or any(key in volume for key in _WORDS["read-only volumes"]):
         return READ_ONLY
     if "hostPath" in volume:
         return ON_NODE
