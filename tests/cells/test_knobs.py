@@ -440,3 +440,14 @@ def test_preflight_says_where_a_size_is_fixed_and_why(elastic_cell: Manifests) -
     assert said.startswith("the size of a TrainJob is fixed: Trainer 2.2 removed elasticPolicy")
     elastic_cell.job()["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team"
     assert warned(elastic_cell) == ["Kueue admits all of the job's pods or none, and cannot shrink or grow it"]
+
+
+def test_a_generated_name_is_left_to_the_api_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a name, the second `kubectl create` of the same file would fail."""
+    (job,) = bed("PyTorchJob")
+    job["metadata"] = {"generateName": "mine-"}
+    (tmp_path / "job.json").write_text(json.dumps(job), encoding="utf-8")
+    assert invoke(["render", "-f", str(tmp_path / "job.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["metadata"] == {"generateName": "mine-"}
+    assert invoke(["render", "-f", str(tmp_path / "job.json"), "--name", "own", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["metadata"]["name"].endswith("own")

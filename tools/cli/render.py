@@ -5,7 +5,7 @@ from tools.cells import kustomize, locate
 from tools.cells.knobs import Knobs
 from tools.cli import _knobs
 from tools.core import output, repo
-from tools.kube.manifests import written
+from tools.kube.manifests import GENERATED, written
 
 
 @_knobs.knobs
@@ -14,6 +14,9 @@ def command(cell: str | None, file: str | None, knobs: Knobs, as_json: bool) -> 
         output.block(kustomize.ensure(repo.root(), output.note).build(locate.cell_path(cell)), raw=True)
         return
     objects = cells_knobs.rendered(cell, file, knobs).objects
+    for metadata in (one["metadata"] for one in objects):
+        if metadata["name"] == f"{metadata.get('generateName')}{GENERATED}":
+            del metadata["name"]  # the API server makes another one for each object
     if as_json:
         output.data(objects, raw=True)
         return

@@ -24,6 +24,7 @@ HELM = re.compile(r"\{\{-? {0,9}(?:if|range|include|with|end|define|\.Values|\$)
 LARGEST = 10 * 2**20  # bytes of a manifest; etcd takes objects of 1.5 MiB, a rendered cell has 20 KiB
 MOST_PODS = 4096  # of an object, and processes of a pod
 STANDARD_INPUT = "-"
+GENERATED = "00000"  # for the five characters that the API server appends to a generateName
 _TAGS = (None, "!", "tag:yaml.org,2002:str")  # the reader decides all other types by the value's form
 
 _NUMERIC = (*"0123456789+-.~=<",)  # readers differ in which texts that begin so are numbers or times
@@ -238,8 +239,7 @@ def _objects(document: Any, where: str) -> list[Object]:
         raise UserError(f"{where}: not a Kubernetes object (a mapping with a kind)")
     metadata = document.get("metadata")
     if isinstance(metadata, dict) and isinstance(metadata.get("generateName"), str):
-        # The API server appends five characters.
-        metadata.setdefault("name", f"{metadata['generateName']}00000")
+        metadata.setdefault("name", metadata["generateName"] + GENERATED)
     name = metadata.get("name") if isinstance(metadata, dict) else None
     if name is not None and not isinstance(name, str):
         raise UserError(f"{where}: metadata.name of the {document['kind']} must be a string in quotes, not {name!r}")
