@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -10,7 +11,9 @@ from typing import cast
 import pytest
 
 from tests.prove.parts import ROOT, launch
+from training.prove.probe import world as probe_world
 from training.prove.probe.loaders import Loaders, Pass
+from training.prove.probe.state import Probe
 from training.prove.records import (
     Batch,
     Begin,
@@ -520,6 +523,19 @@ def test_a_torn_save_is_half_a_file_and_a_killed_rank(how: str, torn: str, whole
     # A script that renames has the whole file of its first save; one that overwrites has nothing else.
     assert whole is None or (tmp_path / whole).stat().st_size > injected.bytes
     assert len(done.of(0, Save)) == 1
+
+
+@pytest.mark.parametrize(("backends", "count"), [(["gloo", "gloo"], 6), (["gloo", "ucc"], None), ([], 0)])
+def test_collectives_of_a_backend_that_does_not_count_are_unknown(backends: list[str], count: int | None) -> None:
+    def counted(backend: str) -> int:
+        if backend == "ucc":
+            raise RuntimeError("Backend ucc does not yet support sequence numbers.")
+        return 3
+
+    groups = [SimpleNamespace(_get_sequence_number_for_group=partial(counted, one)) for one in backends]
+    distributed = SimpleNamespace(distributed_c10d=SimpleNamespace(_world=SimpleNamespace(pg_map=groups)))
+    probe = SimpleNamespace(distributed=distributed, safe=lambda _: lambda _: lambda: None)
+    assert probe_world.World(cast(Probe, probe)).collectives() == count
 
 
 @pytest.mark.parametrize(("restart", "number"), [(True, 7), (False, 1)])

@@ -134,17 +134,15 @@ class World:
         self.probe.safe("collectives")(self.collectives)()
 
     def collectives(self) -> int | None:
-        """Return how many collectives all groups ran since the last call; None without a process group."""
+        """Return how many collectives ran since the last call; None without a group, and where one does not count."""
         self._record()
         distributed = self.probe.distributed
         if distributed is None:
             return None
-        count = 0
-        for group in distributed.distributed_c10d._world.pg_map:
-            try:
-                count += group._get_sequence_number_for_group()
-            except RuntimeError:
-                continue  # this backend does not count; others of the same group may
+        try:
+            count = sum(group._get_sequence_number_for_group() for group in distributed.distributed_c10d._world.pg_map)
+        except RuntimeError:  # not every backend counts: some run collectives that nobody would see
+            return None
         before, self._count = self._count, count
         return count - (before or 0)
 
