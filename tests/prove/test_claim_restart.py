@@ -23,17 +23,33 @@ def test_a_restart_that_hangs_after_a_torn_save_does_not_pass() -> None:
     assert judge("torn", replace(changed(hang), resume=True)).state is State.FAIL
 
 
-@pytest.mark.parametrize(("name", "optimizer", "state"), [
-    ("torn-first-again", "s0", State.CANNOT_TELL), ("torn-first-again", "s5", State.FAIL),
-    ("torn-later-again", "s0", State.FAIL),
+@pytest.mark.parametrize(("names", "optimizer", "state", "findings"), [
+    (["torn-first-again"], "s0", State.CANNOT_TELL, []),
+    (["torn-first-again"], "s5", State.FAIL, ["torn-file-used"]),
+    (["torn-later-again"], "s0", State.FAIL, ["starts-anew"]),
+    (["torn-later-again"], "s5", State.FAIL, ["torn-file-used"]),
+    (["torn-later-again", "resumed"], "s5", State.CANNOT_TELL, []),
 ])  # fmt: skip
-def test_a_restart_may_start_anew_from_other_parameters(name: str, optimizer: str, state: State) -> None:
-    """After the first save was torn there is nothing else to do. Prepared data has changed the random state."""
+def test_parameters_of_no_step_need_not_come_from_the_torn_file(
+    names: list[str], optimizer: str, state: State, findings: list[str]
+) -> None:
+    """A restart may start anew: prepared data has changed the random state. It may also save what no step has."""
 
     def other(runs: Runs) -> None:
-        every(runs[name], Step, parameters_before="other", state_before=optimizer)
+        for name in names:
+            every(runs[name], Step, parameters_before="other", state_before=optimizer)
 
-    assert judge("torn", changed(other)).state is state
+    verdict = judge("torn", changed(other))
+    assert (verdict.state, verdict.details["findings"]) == (state, findings)
+
+
+def test_without_a_state_of_the_optimizer_nothing_tells_a_new_start() -> None:
+    def plain(runs: Runs) -> None:
+        every(runs["torn-later-again"], Step, parameters_before="other")
+        for one in runs.values():
+            every(one, Step, tuple(range(len(one.ranks))), state_before="")
+
+    assert judge("torn", changed(plain)).details["findings"] == ["torn-file-used"]
 
 
 @pytest.mark.parametrize("place", ["temporary", "final"])

@@ -1,7 +1,7 @@
 """Claim 6: a run that was killed in the middle of a save continues from an older checkpoint."""
 
 from tools.prove.claims import Finding, failed, passed, unknown
-from tools.prove.claims.resume import continued, never_starts
+from tools.prove.claims.resume import Point, continued, never_starts
 from tools.prove.observed import Proof, Run
 
 
@@ -26,7 +26,14 @@ def _restart(proof: Proof, name: str) -> list[Finding]:
         return [passed("", f"{what}; there was no older checkpoint: the restart says {again.complaint()}")]
     if not again.trained:
         return [never_starts(again, what)]
-    return [_place(again, torn, whole, what, event.step, name == "torn-first")]
+    silent = again.silent(rank.rank for rank in whole.ranks)
+    if silent:
+        return [unknown(silent, what)]
+    points = [continued(rank, torn, whole) for rank in again.ranks if rank.steps]
+    found = [point for point in points if point]
+    if len(found) < len(points):
+        return [_unlike_any_step(again, proof, what, name == "torn-first")]
+    return [_place(found, what, event.step, name == "torn-first")]
 
 
 def _was_temporary(path: str, whole: Run) -> bool:
@@ -34,26 +41,30 @@ def _was_temporary(path: str, whole: Run) -> bool:
     return whole.outcome is not None and path not in {one.path for one in whole.outcome.files}
 
 
-def _place(again: Run, torn: Run, whole: Run, what: str, step: int, first: bool) -> Finding:
-    points = [continued(rank, torn, whole) for rank in again.ranks if rank.steps]
-    silent = again.silent(rank.rank for rank in whole.ranks)
-    if silent:
-        return unknown(silent, what)
-    if any(point is None for point in points) and first and _is_new(again, whole):
-        return unknown(
-            "the restart has a new optimizer and other parameters: it may have started anew from these", what
-        )
-    if any(point is None for point in points):
-        return failed("torn-file-used", "the restart uses a torn checkpoint", what,
-                      "its parameters are those of no earlier step")  # fmt: skip
-    places = sorted({point.done for point in points if point})
+def _unlike_any_step(again: Run, proof: Proof, what: str, first: bool) -> Finding:
+    """Judge a restart with the parameters of no earlier step: the torn file need not be the cause."""
+    whole, killed, resumed = (proof.run(name) for name in ("whole", "killed", "resumed"))
+    if any(continued(rank, killed, whole) is None for rank in resumed.ranks if rank.steps):
+        return unknown("a restart has the parameters of no earlier step, also without a torn file", what)
+    new = "a new optimizer and other parameters"
+    if first and _is_new(again, whole):
+        return unknown(f"the restart has {new}: it may have started anew from these", what)
+    if _is_new(again, whole) and _has_state(whole):
+        text = f"the restart starts anew with {new}, and ignores the older checkpoint"
+        return failed("starts-anew", text, what)
+    return failed("torn-file-used", "the restart uses a torn checkpoint", what,
+                  "its parameters are those of no earlier step")  # fmt: skip
+
+
+def _place(points: list[Point], what: str, step: int, first: bool) -> Finding:
+    places = sorted({point.done for point in points})
     if len(places) > 1:
-        each = (f"rank {point.rank.rank} after step {point.done}" for point in points if point)
+        each = (f"rank {point.rank.rank} after step {point.done}" for point in points)
         return failed("ranks-apart", "the ranks continue after different steps", what, ", ".join(each))
     done = places[0]
     if done == 0 and not first:
         return failed("starts-anew", "the restart starts anew and ignores the older checkpoint", what)
-    if done == step and _other_state(again, torn, whole):
+    if done == step and any(one.rank.steps[0].state_before != one.due[0].state_before for one in points if one.due):
         return failed("torn-file-used", "the restart uses a torn checkpoint", what,
                       f"it has the parameters of step {step} and another state of the optimizer")  # fmt: skip
     return passed("", f"{what}; the restart continues after step {done}")
@@ -68,6 +79,6 @@ def _is_new(again: Run, whole: Run) -> bool:
     return all(rank.steps[0].state_before == firsts.get(rank.rank) for rank in again.ranks if rank.steps)
 
 
-def _other_state(again: Run, torn: Run, whole: Run) -> bool:
-    points = [continued(rank, torn, whole) for rank in again.ranks if rank.steps]
-    return any(point.rank.steps[0].state_before != point.due[0].state_before for point in points if point and point.due)
+def _has_state(whole: Run) -> bool:
+    """Return whether the state of an optimizer tells a later step from the first one."""
+    return any(len({step.state_before for step in rank.steps}) > 1 for rank in whole.ranks)
