@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import torch
 
 from tests.prove.parts import ROOT, launch
+from training.prove.probe import samples
 from training.prove.probe import world as probe_world
 from training.prove.probe.loaders import Loaders, Pass
 from training.prove.probe.state import Probe
@@ -523,6 +526,37 @@ def test_a_torn_save_is_half_a_file_and_a_killed_rank(how: str, torn: str, whole
     # A script that renames has the whole file of its first save; one that overwrites has nothing else.
     assert whole is None or (tmp_path / whole).stat().st_size > injected.bytes
     assert len(done.of(0, Save)) == 1
+
+
+def _read(batches: int, change: Callable[[torch.Tensor], torch.Tensor], ahead: bool) -> list[tuple[int | None, int]]:
+    """Return the pass and the number of each batch of two rounds, of which the script has kept the second."""
+    probe = SimpleNamespace(torch=torch, restart=False, safe=lambda _: lambda function: function)
+    loaders, digest = Loaders(cast(Probe, probe)), lambda data: samples.digest(torch, data)
+    data = torch.utils.data.TensorDataset(torch.arange(2.0 * batches).reshape(batches, 2))
+    loader = torch.utils.data.DataLoader(data, batch_size=1)
+    iterator = iter(loader)
+    loaders._begin_pass(iterator, loader)
+    kept, found = [], []
+    for (batch,) in iterator:
+        loaders._yielded(iterator, [batch])
+        kept.append(batch)
+        if not ahead:
+            found.append(loaders.place(digest(change(batch))))
+    loaders._ended(iterator)
+    found += [loaders.place(digest(change(batch))) for batch in kept * (1 + ahead) for _ in range(2)]
+    return [(place.of.number, place.number) for place in found]
+
+
+@pytest.mark.parametrize("change", [lambda batch: batch, lambda batch: 3 * batch], ids=["as read", "changed"])
+def test_batches_that_a_script_keeps_are_passes(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """As `itertools.cycle` keeps them. The model may have each one twice."""
+    numbers = range(1, 13)
+    assert _read(12, change, ahead=False) == [(0, one) for one in numbers] + [(1, one) for one in numbers for _ in "12"]
+
+
+def test_batches_that_are_all_read_first_are_known() -> None:
+    due = [(turn, one) for turn in (0, 1) for one in range(1, 13) for _ in "12"]
+    assert _read(12, lambda batch: batch, ahead=True) == due
 
 
 @pytest.mark.parametrize(("backends", "count"), [(["gloo", "gloo"], 6), (["gloo", "ucc"], None), ([], 0)])

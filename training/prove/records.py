@@ -81,6 +81,7 @@ class Batch:
     order: str | None = None  # digest of the order of the samples of this pass, once known
     indices: list[str] = field(default_factory=list)  # of the samples in the data set, where the sampler told them
     dataset: str = ""  # digest of what the data set holds: equal on ranks that read one data set
+    iteration: int | None = None  # over a stream of a DataLoader, from 0: `passes` is None
 
 
 @dataclass
@@ -104,6 +105,14 @@ class Fetched:
     passes: int
     worker: int
     rows: list[str]
+    ended: bool = False  # the stream ended with it
+
+
+@dataclass
+class Ended:
+    """An iteration over a stream of a DataLoader came to its end."""
+
+    iteration: int
 
 
 @dataclass
@@ -204,10 +213,10 @@ class End:
     first_step_seconds: float = 0.0  # from the start of the process to the end of its first step
 
 
-EVENTS = {
-    kind.__name__.lower(): kind
-    for kind in (Begin, World, Peers, Batch, Worker, Fetched, Dropout, Loss, Step, Save, Uncovered, Injected, End)
-}
+_KINDS = (
+    Begin, World, Peers, Batch, Worker, Fetched, Ended, Dropout, Loss, Step, Save, Uncovered, Injected, End,
+)  # fmt: skip
+EVENTS = {kind.__name__.lower(): kind for kind in _KINDS}
 
 
 def is_checkpoint(path: str, size: int, step: int) -> bool:

@@ -111,6 +111,7 @@ class Forwards:
             order=place.of.order,
             indices=place.indices if len(place.indices) == len(data) else [],
             dataset=place.of.dataset,
+            iteration=place.of.iteration,
         )
         self.numbers += 1
         self.probe.write(event)

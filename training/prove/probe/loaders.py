@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
 from .. import records
@@ -23,6 +23,7 @@ _INDEX = 64  # characters
 _DISTINCT = 8  # fewer may have the same order by chance
 _FETCHES = 4  # batches of a worker that are watched for the use of random numbers
 _AHEAD = 8  # batches that a framework may read ahead
+_REMEMBERED = 4096  # batches that a script may keep and use again
 _DEPTH = 4
 
 
@@ -38,6 +39,8 @@ class Pass:
     read: int = 0  # batches that the script read
     used: int = 0  # of these, how many the model has had, with those that were skipped
     ahead: int | None = None  # how many the script reads before the model has one; None: not known yet
+    iteration: int | None = None  # of a stream, from 0
+    ended: bool = False  # the script has read its end
 
     @property
     def order(self) -> str | None:
@@ -82,8 +85,12 @@ class Loaders:
         self.sets: list[DataSet] = []
         self.of: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
         self.recent: deque[tuple[str, Place]] = deque(maxlen=_AHEAD)
+        self.streams = 0  # iterations over streams
+        self.known: dict[str, Place] = {}  # by the digest of what was read, or of what the model had of it
+        self.kept: Place | None = None  # of the last batch that the script had kept
         self._begin = probe.safe("batches")(self._begin_pass)
         self._note = probe.safe("batches")(self._yielded)
+        self._end = probe.safe("batches")(self._ended)
 
     def install(self) -> None:
         """Wrap the iterators of DataLoaders, and what reads samples in their workers."""
@@ -117,7 +124,11 @@ class Loaders:
 
         @functools.wraps(following)
         def next_batch(one: Any) -> Any:
-            found = following(one)
+            try:
+                found = following(one)
+            except StopIteration:
+                self._end(one)
+                raise
             self._note(one, found)
             return found
 
@@ -129,6 +140,9 @@ class Loaders:
         known = self._known(data)
         stream = isinstance(data, self.torch.utils.data.IterableDataset)
         self.of[iterator] = Pass(None if stream else known.passes, known.held)
+        if stream:
+            self.of[iterator].iteration = self.streams
+            self.streams += 1
         os.environ[_PASS] = f"{known.number}:{known.passes}"
         known.passes += 1
 
@@ -154,12 +168,55 @@ class Loaders:
         if not self.torch.is_grad_enabled():
             return
         data = samples.main(self.torch, batch if isinstance(batch, (list, tuple)) else [batch], {})
-        self.recent.append((samples.digest(self.torch, data) if data is not None else "", place))
+        digest = samples.digest(self.torch, data) if data is not None else ""
+        if of.read == 1:
+            self.known.clear()
+        if digest:
+            self._remember(digest, place)
+        self.recent.append((digest, place))
+
+    def _ended(self, iterator: Any) -> None:
+        of = self.of.get(iterator)
+        if of is not None and not of.ended:
+            of.ended = True
+            if of.iteration is not None:
+                self.probe.later(records.Ended(of.iteration))
 
     def place(self, digest: str) -> Place:
         """Return where a batch of this content comes from, or where one comes from that the script has changed."""
         if not self.recent:
             return Place()
+        last = self.recent[-1][1].of
+        if not last.ended:
+            self.kept = None
+        elif digest in self.known:
+            return self._again(self.known[digest])
+        if self.kept is not None:
+            return self.kept
+        found = self._place(digest)
+        self._remember(digest, found)
+        return found
+
+    def _remember(self, digest: str, place: Place) -> None:
+        if len(self.known) < _REMEMBERED:
+            self.known.setdefault(digest, place)
+
+    def _again(self, place: Place) -> Place:
+        """Return the place of a batch after the end of its loader.
+
+        A script may keep the batches, as `itertools.cycle` and `list` do: each round is a pass.
+        """
+        of = self.kept.of if self.kept is not None else place.of
+        if place.number < of.used:
+            of = replace(of, number=None if of.number is None else of.number + 1)
+            if of.iteration is not None:
+                of.iteration, self.streams = self.streams, self.streams + 1
+        of.used = place.number
+        if of is not place.of:
+            self.kept = Place(of, place.indices, place.number)
+        return self.kept or place
+
+    def _place(self, digest: str) -> Place:
         found = next((place for known, place in reversed(self.recent) if known == digest), None)
         last = self.recent[-1][1]
         if found is None:
@@ -212,8 +269,11 @@ class Loaders:
             try:
                 found = fetch(index)
                 if rows[0] > 0:
-                    rows[0] -= note(found, (loader, number, worker)) or 1
+                    rows[0] -= note(found, (loader, number, worker), bool(getattr(fetcher, "ended", False))) or 1
                 return found
+            except StopIteration:
+                note([], (loader, number, worker), True)
+                raise
             finally:
                 if left[0] > 0:
                     left[0] -= 1
@@ -221,11 +281,11 @@ class Loaders:
 
         fetcher.fetch = followed
 
-    def _fetched(self, batch: Any, place: tuple[int, int, int]) -> int:
+    def _fetched(self, batch: Any, place: tuple[int, int, int], ended: bool) -> int:
         """Record a batch of a stream, which no other worker should have. Return the number of its samples."""
         data = samples.main(self.torch, batch if isinstance(batch, (list, tuple)) else [batch], {})
         rows = [] if data is None else samples.row_digests(self.torch, data)
-        self.probe.write_worker(records.Fetched(self.probe.rank, *place, rows))
+        self.probe.write_worker(records.Fetched(self.probe.rank, *place, rows, ended))
         return len(rows)
 
     def _look(self, dataset: Any, before: dict[str, str], left: list[int], place: tuple[int, int, int]) -> None:
