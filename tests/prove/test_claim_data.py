@@ -13,7 +13,7 @@ from tests.prove.made import changed, healthy
 from tools.core.verdict import State, Verdict
 from tools.prove.claims import judge
 from tools.prove.observed import at_random
-from training.prove.records import Batch, Fetched, Worker
+from training.prove.records import Batch, Ended, Fetched, Worker
 
 
 def test_ranks_that_train_apart_are_averaged_or_named() -> None:
@@ -136,24 +136,52 @@ def test_workers_of_two_ranks_may_not_share_a_state() -> None:
 
 
 @pytest.mark.parametrize(
-    ("drawn", "state"),
+    ("drawn", "ended", "state"),
     [
-        (lambda worker: random.Random(worker).sample(range(40), 24), State.FAIL),
-        (lambda worker: [at % 40 for at in random.Random(worker).sample(range(40), 40) * 2], State.FAIL),
-        (lambda worker: random.Random(worker).sample(range(20 * worker, 20 * worker + 20), 20), State.PASS),
-        (lambda worker: random.Random(worker).choices(range(40), k=60), State.PASS),
+        (lambda worker: random.Random(worker).sample(range(40), 40), True, State.FAIL),
+        (lambda worker: random.Random(worker).sample(range(40), 24), False, State.CANNOT_TELL),
+        (lambda worker: [at % 40 for at in random.Random(worker).sample(range(40), 40) * 2], False, State.PASS),
+        (lambda _: [*range(40)] * 2, False, State.FAIL),
+        (lambda worker: random.Random(worker).sample(range(20 * worker, 20 * worker + 20), 20), True, State.PASS),
+        (lambda worker: random.Random(worker).choices(range(40), k=60), True, State.PASS),
+        (lambda worker: [8 * shard + at for shard in (2, worker, 3, worker) for at in range(8)], True, State.PASS),
     ],
-    ids=["each in its own order", "over and over", "divided", "drawn with replacement"],
+    ids=["own orders", "no end seen", "over and over", "one order", "divided", "with replacement", "shards again"],
 )
-def test_workers_that_read_one_stream_in_other_orders(drawn: Callable[[int], list[int]], state: State) -> None:
+def test_workers_that_read_one_stream(drawn: Callable[[int], list[int]], ended: bool, state: State) -> None:
     proof = healthy()
     for worker in (0, 1):
         rows = [f"row{at}" for at in drawn(worker)]
         batches = [rows[at : at + 4] for at in range(0, len(rows), 4)]
         proof.runs["whole"].fetched += [Fetched(0, 0, 0, worker, batch) for batch in batches]
+        proof.runs["whole"].fetched[-1].ended = ended
     verdict = judge("data", proof)
     assert verdict.state is state
     assert verdict.details["findings"] == (["same-workers"] if state is State.FAIL else [])
+
+
+@pytest.mark.parametrize(
+    ("length", "twice", "ended", "state"),
+    [
+        (24, False, True, State.FAIL), (24, False, False, State.CANNOT_TELL), (12, False, False, State.PASS),
+        (12, True, True, State.FAIL),
+    ],
+    ids=["ended", "no end seen", "no end", "each batch twice"],
+)  # fmt: skip
+def test_a_stream_without_an_end_may_be_shared(length: int, twice: bool, ended: bool, state: State) -> None:
+    """Each rank reads it in orders of its own, as resampled shards are read. One that ends has to be divided."""
+
+    def shuffled(runs: Runs) -> None:
+        for one in runs["whole"].ranks:
+            draw = random.Random(one.rank)
+            rows = [f"row{at}" for _ in range(3) for at in draw.sample(range(length), length)]
+            for batch in one.batches:
+                first = batch.step // (1 + twice) * 2
+                batch.rows, batch.digest = rows[first : first + 2], f"{one.rank} {first}"
+                batch.passes, batch.indices, batch.iteration = None, [], 0
+            one.events += [Ended(0)] * ended
+
+    assert judge("data", changed(shuffled)).state is state
 
 
 def _sampled(sampler: Callable[[int, int], list[int]], again: bool = False) -> Verdict:

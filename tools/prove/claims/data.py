@@ -4,14 +4,16 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
+from tools.core import State
 from tools.prove.claims import Finding, failed, passed, unknown, warned
 from tools.prove.observed import Naming, Proof, Rank, Run, naming, samples
-from training.prove.records import Peers
+from training.prove.records import Ended, Fetched, Peers
 
 MOST = 0.5  # share of the samples that two ranks have in common, from which it is not an accident
 Passes = dict[int | None, list[str]]
 WINDOW = 8  # samples
 FEWEST_ROWS = 4  # of a pass whose order is compared
+NO_END = "right only if it has no end, and none was seen"
 REPEATED = 0.1  # share of a rank's samples in one pass, from which on a sampler repeats samples on purpose
 
 
@@ -83,7 +85,8 @@ def _ranks(readers: list[Rank], named: Naming) -> tuple[list[Finding], list[str]
         if len(same) == len(pairs):
             text = f"{who}: {len(same)} of {len(pairs)} batches are equal, first digest {same[0].digest}"
             return [failed("same-batches", "ranks read the same batches", text)], []
-        finding, text = _shared(read[left.rank], read[right.rank], who, len(readers), known, begun)
+        drawn = _drawn((left, right), named)
+        finding, text = _shared(read[left.rank], read[right.rank], who, len(readers), known, begun, drawn)
         evidence.append(text)
         if finding:
             return [finding], []
@@ -124,8 +127,29 @@ def _repeats(rows: list[str]) -> int:
     return len(rows) - len(set(rows))
 
 
+def _drawn(ranks: Iterable[Rank], named: Naming) -> State:
+    """Return what it means if ranks share most samples of a stream, and each reads them in an order of its own.
+
+    It is right if the stream has no end, or draws samples with replacement: they come again within one iteration.
+    """
+    streams: list[list[str]] = []
+    for rank in ranks:
+        rows = defaultdict[int | None, list[str]](list)
+        last = ""
+        for batch in rank.batches:
+            if batch.digest != last:  # the model may have a batch twice
+                rows[batch.iteration].extend(named(batch))
+            last = batch.digest
+        if None in rows:  # not from a DataLoader: no end can be seen
+            return State.FAIL
+        streams += rows.values()
+    if any(_before_repeats(rows) < len(rows) for rows in streams):
+        return State.PASS
+    return State.FAIL if any(rank.of(Ended) for rank in ranks) else State.CANNOT_TELL
+
+
 def _shared(
-    mine: Passes, theirs: Passes, who: str, world: int, known: bool, begun: dict[int | None, set[str]]
+    mine: Passes, theirs: Passes, who: str, world: int, known: bool, begun: dict[int | None, set[str]], drawn: State
 ) -> tuple[Finding | None, str]:
     """Count the samples that two ranks share within one pass. A sampler may pad by world - 1 samples."""
     text = f"{who}: no samples to compare"
@@ -139,6 +163,10 @@ def _shared(
             return None, f"{text}; {_repeats(one)} of {len(one)} come again on one rank: the sampler repeats samples"
         repeated = sum(count - 1 for count in (Counter(one) + Counter(other)).values() if count > 2)
         if fewer and common > MOST * fewer and common > world - 1:
+            if number is None and drawn is State.PASS:
+                return None, f"{text}; they come again before it ends: it has no end, or draws with replacement"
+            if number is None and drawn is State.CANNOT_TELL:
+                return unknown(f"ranks read mostly the same samples of a stream: {NO_END}", text), text
             return failed("shared-samples", "ranks read mostly the same samples", text), text
         inner = len((set(one) & set(other)) - begun[number])
         if number is not None and inner > world - 1 + repeated:
@@ -164,10 +192,11 @@ def _first_pass(streams: list[list[str]]) -> int:
     return min(map(_before_repeats, streams), default=0)
 
 
-def _before_repeats(rows: list[str]) -> int:
+def _before_repeats(rows: list[str], window: int = WINDOW) -> int:
+    """Return how many samples come before one from which on half of some samples were read before."""
     seen: set[str] = set()
     for place, row in enumerate(rows):
-        if row in seen and _known(rows[place : place + WINDOW], seen):
+        if row in seen and _known(rows[place : place + window], seen):
             return place
         seen.add(row)
     return len(rows)
@@ -219,40 +248,37 @@ def _replicated(run: Run) -> list[Finding]:
     It is only a warning where no step trained on these samples: the loader may be for evaluation.
     """
     trained = {row for rank in run.readers for batch in rank.batches for row in batch.rows}
-    seen: dict[tuple[int, int, int], dict[int, list[list[str]]]] = defaultdict(lambda: defaultdict(list))
-    for one in run.fetched:
-        seen[one.rank, one.loader, one.passes][one.worker].append(one.rows)
+    seen: dict[tuple[int, int, int], dict[int, list[Fetched]]] = defaultdict(lambda: defaultdict(list))
+    for event in run.fetched:
+        seen[event.rank, event.loader, event.passes][event.worker].append(event)
     for (rank, _, _), workers in seen.items():
         for (left, mine), (right, theirs) in itertools.combinations(sorted(workers.items()), 2):
-            common = _replicas(mine, theirs)
-            if common:
-                text = f"rank {rank}: workers {left} and {right} read the same {len(common)} samples in one pass"
-                finding = failed if trained & common else warned
-                return [finding("same-workers", "the workers of a loader read the same samples of a stream", text)]
+            one, other = ([row for batch in read for row in batch.rows] for read in (mine, theirs))
+            in_order = one[: len(other)] == other[: len(one)]
+            common = _replicas(one, other, in_order)
+            if not common:
+                continue
+            text = f"rank {rank}: workers {left} and {right} read the same {len(common)} samples in one pass"
+            if not in_order and not any(batch.ended for batch in (*mine, *theirs)):
+                return [unknown(f"the workers of a loader read the same samples of a stream: {NO_END}", text)]
+            finding = failed if trained & common else warned
+            return [finding("same-workers", "the workers of a loader read the same samples of a stream", text)]
     return []
 
 
-def _replicas(mine: list[list[str]], theirs: list[list[str]]) -> set[str]:
-    """Return the samples that two workers share, if these are not an accident: the first batch, or many of one pass.
+def _replicas(one: list[str], other: list[str], in_order: bool) -> set[str]:
+    """Return the samples that two workers share, if these are not an accident: all in one order, or many of one pass.
 
-    Each worker is read until it repeats itself: a stream may have equal samples, or draw them with replacement.
+    A worker that reads samples again before its stream ends has a stream without an end, or draws with replacement.
     """
-    one, other = (
-        set(rows[: _until_repeat(rows)]) for rows in (list(itertools.chain(*read)) for read in (mine, theirs))
-    )
-    common = one & other
-    many = len(common) >= WINDOW and len(common) > REPEATED * min(len(one), len(other))
-    first = mine[0] == theirs[0] and len(set(mine[0])) >= FEWEST_ROWS
-    return common if many or first else set()
-
-
-def _until_repeat(rows: list[str]) -> int:
-    seen: set[str] = set()
-    for place, row in enumerate(rows):
-        if row in seen:
-            return place
-        seen.add(row)
-    return len(rows)
+    common = set(one) & set(other)
+    if in_order:
+        return common if len(common) >= FEWEST_ROWS else set()
+    if any(_before_repeats(rows) < len(rows) for rows in (one, other)):
+        return set()
+    first, second = (set(rows[: _before_repeats(rows, 1)]) for rows in (one, other))
+    common = first & second
+    return common if len(common) >= WINDOW and len(common) > REPEATED * min(len(first), len(second)) else set()
 
 
 def _workers(run: Run) -> list[Finding]:

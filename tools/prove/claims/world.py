@@ -20,9 +20,9 @@ def judge(proof: Proof) -> list[Finding]:
         return [passed("one process was started, and it trains alone")]
     if run.shares_memory:
         return [_in_shared_memory(run)]
-    silent = sorted(set(range(started)) - {rank.rank for rank in run.ranks if rank.steps})
+    silent = run.silent(range(started))
     if silent:
-        return [unknown(f"{started} ranks were started; no step was seen of rank {', '.join(map(str, silent[:8]))}")]
+        return [unknown(f"{started} ranks were started; {silent}")]
     blind = run.uncovered("collectives")
     found = _group(run, started) or [*_collectives(run, blind), *_equal(run)]
     return found or [passed(f"{started} ranks form one world; collectives run in each step; {_kept(run)}")]
