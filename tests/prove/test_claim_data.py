@@ -235,5 +235,7 @@ def test_a_sampler_without_an_end_and_one_that_repeats_samples() -> None:
     verdict = _sampled(_augmented)
     assert verdict.state is State.PASS
     assert "the sampler repeats samples" in verdict.evidence[0]
+    rare = _sampled(lambda rank, length: random.Random(rank).choices(range(150), k=length))
+    assert (rare.state, "the sampler repeats samples" in rare.evidence[0]) == (State.PASS, True)
     broken = _sampled(_own_orders), _sampled(_own_orders, again=True)
     assert {one.state for one in broken} == {State.FAIL}

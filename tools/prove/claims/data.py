@@ -159,7 +159,8 @@ def _shared(
         common = len(set(one) & set(other))
         place = "of a stream" if number is None else f"in pass {number}"
         text = f"{who}: {common} of {fewer} samples {place} are on both"
-        if number is not None and known and all(_repeats(rows) > REPEATED * len(rows) for rows in (one, other)):
+        many = min(REPEATED * len(one), common / 4)  # draws with replacement share twice what one rank repeats
+        if number is not None and known and common and min(_repeats(one), _repeats(other)) >= many:
             return None, f"{text}; {_repeats(one)} of {len(one)} come again on one rank: the sampler repeats samples"
         repeated = sum(count - 1 for count in (Counter(one) + Counter(other)).values() if count > 2)
         if fewer and common > MOST * fewer and common > world - 1:
