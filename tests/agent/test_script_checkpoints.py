@@ -7,6 +7,7 @@ import math
 import os
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -241,6 +242,41 @@ def test_ranks_that_have_not_met_and_a_missing_directory_are_one_error(
     assert not trainyard.stopping()
     with pytest.raises(CheckpointError, match="TRAINYARD_RUN is not set"):
         trainyard.latest()
+
+
+@pytest.mark.parametrize(
+    ("variables", "group", "rank"),
+    [({}, None, 0), ({"SLURM_PROCID": "2"}, None, 2), ({}, 1, 1), ({"RANK": "0"}, 3, 3)],
+)
+def test_a_rank_that_a_script_spawns_is_that_of_its_process_group(
+    variables: dict[str, str], group: int | None, rank: int, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by `torch.multiprocessing.spawn`. In a pod, RANK may be the number of the pod."""
+    trainyard.save({"step": 1}, np.int64(1), own={"rng": torch.zeros(1)})
+    saved = trainyard.latest()
+    begun: list[int] = []
+    monkeypatch.setattr("training.run.heartbeat.begin", lambda _, number: begun.append(number))
+    monkeypatch.setattr("training.run.heartbeat.enter", lambda *_: None)
+    monkeypatch.setattr(api.Session, "record_exceptions", lambda _: None)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if group is not None:
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda *_: group)
+    trainyard.report(np.int64(4), loss=np.float32(0.5))
+    monkeypatch.setattr(api.Session, "store", lambda _: SimpleNamespace(latest=lambda: saved._checkpoint))
+    found = trainyard.latest()
+    assert (begun, found.own is None) == ([rank], rank > 0)
+    written = run.metrics.read_text() if run.metrics.exists() else ""
+    assert ('"step": 4' in written and '"loss": 0.5' in written) == (rank == 0)
+
+
+def test_ranks_that_meet_after_a_first_question_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = api.Session()
+    alone = session.peers()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr("training.checkpoint.peers._cpu_group", lambda: None)
+    assert session.peers() is not alone
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

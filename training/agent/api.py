@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.agent import metrics_file
 from training.agent.mask import Mask
+from training.agent.ranks import launched_rank
 from training.agent.state import join, split
 from training.checkpoint.errors import CheckpointError
 from training.run import failure, heartbeat
@@ -92,7 +93,6 @@ class Session:
     def __init__(self) -> None:
         run = os.environ.get("TRAINYARD_RUN")
         self.run = RunDir(run) if run else None
-        self.rank = int(os.environ.get("RANK", "0") or 0)
         self.step: int | None = None
         self._reporting = False
         self._asked = False
@@ -100,6 +100,12 @@ class Session:
         self._peers: Peers | None = None
         self._store: Store | None = None
         self._kept = KEPT
+
+    @property
+    def rank(self) -> int:
+        """That of the process group: a script that spawns its ranks tells it to no variable. Else the launcher's."""
+        group = sys.modules.get("torch.distributed")
+        return int(group.get_rank()) if group and group.is_available() and group.is_initialized() else launched_rank()
 
     def report(self, step: int, values: dict[str, Any]) -> None:
         self.step = step
@@ -178,8 +184,9 @@ class Session:
         if ranks not in ("", "1") and not (dist.is_available() and dist.is_initialized()):
             raise CheckpointError(f"there are {ranks} ranks: call torch.distributed.init_process_group first")
         if self._peers is None:
-            self._peers = Peers(None)
             atexit.register(self._leave)
+        if self._peers is None or (self._peers.group is None and dist.is_available() and dist.is_initialized()):
+            self._peers, self._store = Peers(None), None  # a script may have asked before its ranks met
         return self._peers
 
     def _leave(self) -> None:
@@ -208,7 +215,7 @@ def report(step: int, *, steps: int | None = None, loss: Any = None, **values: A
     `lr`, `grad_norm`, `tokens_per_s`, `samples_per_s`, `mfu`, `memory_gib`, `epoch`. A value may be a tensor
     with one number; reading it waits for the device.
     """
-    _the_session().report(step, {"steps": steps, "loss": loss, **values})
+    _the_session().report(int(step), {"steps": steps, "loss": loss, **values})
 
 
 def during(phase: Phase) -> contextlib.AbstractContextManager[None]:
@@ -255,7 +262,7 @@ def save(
     from training.checkpoint.layout import step_name
     from training.checkpoint.write import Snapshot
 
-    session = _the_session()
+    session, step = _the_session(), int(step)  # numbers of NumPy and of tensors too
     session.listen()
     store, peers = session.store(keep), session.peers()
     tensors: dict[str, Any] = {}

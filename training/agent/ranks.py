@@ -26,6 +26,11 @@ def own_rank() -> int:
     return _number(os.environ.get(NAMES[0])) or 0
 
 
+def launched_rank() -> int:
+    """Return the rank that a launcher gave this process, 0 without one."""
+    return next((number for name in NAMES if (number := _number(os.environ.get(name))) is not None), 0)
+
+
 def ranks_below(launcher: int) -> dict[int, int]:
     """Return the process id of each rank, without the process `launcher` itself.
 
