@@ -33,6 +33,14 @@ def test_the_complaint_of_a_log(log: str, said: str) -> None:
         ("ModuleNotFoundError: No module named 'torch_geometric'", ""),
         ("RuntimeError: FSDP needs a non-CPU accelerator device, but no accelerator device is detected.", "cuda"),
         ("EOFError: EOF when reading a line", "stdin"),
+        ("wandb.errors.errors.UsageError: api_key not configured (no-tty). call wandb.login(key=[your_api_key])",
+         "credentials"),
+        ("wandb.errors.errors.UsageError: No API key configured. Use `wandb login` to log in.", "credentials"),
+        ("botocore.exceptions.NoCredentialsError: Unable to locate credentials", "credentials"),
+        ('botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL: "https://b.s3.amazonaws.com"',
+         "network"),
+        ("LocalEntryNotFoundError: An error happened while trying to locate the file on the Hub and we cannot find the"
+         " requested files in the local cache.", "network"),
         ("EOFError: Ran out of input", ""),  # an empty file of pickle
     ],
 )  # fmt: skip
