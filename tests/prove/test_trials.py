@@ -78,6 +78,8 @@ def test_a_claim_has_a_name_and_a_number() -> None:
         ),
         (["torchrun", "--nproc-per-node", "gpu", "t.py"], None),
         (["torchrun", "t.py", "--nproc-per-node", "2"], None),
+        (["torchrun", "--standalone", "t.py", "--num-processes", "4"], None),
+        (["torchrun", "-m", "pkg.train", "--num_gpus=2"], None),
         (["python", "t.py"], None),
     ],
 )  # fmt: skip

@@ -10,22 +10,7 @@ from typing import Any
 
 from tools.core import output, tables
 from training.prove import records
-from training.prove.records import (
-    Batch,
-    Begin,
-    Dropout,
-    End,
-    Fetched,
-    Injected,
-    Loss,
-    Outcome,
-    Peers,
-    Save,
-    Step,
-    Uncovered,
-    Worker,
-    World,
-)
+from training.prove.records import Batch, Outcome, Save, Step
 
 TABLE: dict[str, Any] = tables.load("prove/claims.yaml")
 TAIL_BYTES = 256 << 10
@@ -54,13 +39,13 @@ class Rank:
         return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
 
     @property
-    def begin(self) -> Begin:
-        found: Begin = self.of(Begin)[0]
+    def begin(self) -> records.Begin:
+        found: records.Begin = self.of(records.Begin)[0]
         return found
 
     @property
-    def end(self) -> End | None:
-        found: End | None = self.last(End)
+    def end(self) -> records.End | None:
+        found: records.End | None = self.last(records.End)
         return found
 
     @property
@@ -74,7 +59,7 @@ class Rank:
     @property
     def peers(self) -> set[int]:
         """The ranks that hold parts of one model with this one, and this one."""
-        return {self.rank}.union(*(event.ranks for event in self.of(Peers)))
+        return {self.rank}.union(*(event.ranks for event in self.of(records.Peers)))
 
     def all_batches(self) -> dict[int, list[str]]:
         """Return the digests of the batches of each step: the key is the number of steps done before it."""
@@ -83,9 +68,9 @@ class Rank:
             found.setdefault(batch.step, []).append(batch.digest)
         return found
 
-    def losses(self) -> dict[int, Loss]:
+    def losses(self) -> dict[int, records.Loss]:
         """Return the last loss before each step, by the number of steps done."""
-        return {loss.step: loss for loss in self.of(Loss)}
+        return {loss.step: loss for loss in self.of(records.Loss)}
 
 
 @dataclass
@@ -95,10 +80,16 @@ class Run:
     name: str
     outcome: Outcome | None
     ranks: list[Rank] = field(default_factory=list)
-    workers: list[Worker] = field(default_factory=list)
-    fetched: list[Fetched] = field(default_factory=list)
+    workers: list[records.Worker] = field(default_factory=list)
+    fetched: list[records.Fetched] = field(default_factory=list)
     log: str = ""
     beside: int = 0  # processes that train without ranks and without shared memory; `ranks` has one of them
+
+    @property
+    def result(self) -> Outcome:
+        """The outcome of a start that happened."""
+        assert self.outcome is not None
+        return self.outcome
 
     @property
     def no_save(self) -> str:
@@ -163,24 +154,24 @@ class Run:
     def uncovered(self, *whats: str) -> str:
         """Return why something cannot be observed here, or an empty text."""
         for rank in self.ranks:
-            for event in rank.of(Uncovered):
+            for event in rank.of(records.Uncovered):
                 if event.what in whats:
                     return str(event.reason)
         return ""
 
-    def injected(self, kind: str) -> list[Injected]:
+    def injected(self, kind: str) -> list[records.Injected]:
         """Return the faults of one kind that happened."""
-        return [event for rank in self.ranks for event in rank.of(Injected) if event.kind == kind]
+        return [event for rank in self.ranks for event in rank.of(records.Injected) if event.kind == kind]
 
-    def ends(self) -> list[End]:
+    def ends(self) -> list[records.End]:
         return [rank.end for rank in self.ranks if rank.end]
 
-    def worlds(self) -> list[World]:
-        return [world for rank in self.ranks if (world := rank.last(World))]
+    def worlds(self) -> list[records.World]:
+        return [world for rank in self.ranks if (world := rank.last(records.World))]
 
-    def dropouts(self) -> Iterator[tuple[int, Dropout]]:
+    def dropouts(self) -> Iterator[tuple[int, records.Dropout]]:
         for rank in self.ranks:
-            yield from ((rank.rank, event) for event in rank.of(Dropout))
+            yield from ((rank.rank, event) for event in rank.of(records.Dropout))
 
     def complaint(self) -> str:
         """Return the last line of the log that names an error, else that of a start that failed, else an empty text."""
@@ -249,14 +240,14 @@ def read(name: str, directory: Path) -> Run:
         return Run(name, None)
     by_rank: dict[int, list[Rank]] = {}
     for (rank, _), events in records.ranks(directory).items():
-        if any(isinstance(event, Begin) for event in events):
+        if any(isinstance(event, records.Begin) for event in events):
             by_rank.setdefault(rank, []).append(Rank(rank, events))
     # A rank may start several processes: the one that took most steps is the training.
     ranks = [max(processes, key=_weight) for processes in by_rank.values()]
     beside = _beside(ranks[0], by_rank[ranks[0].rank]) if len(ranks) == 1 else []
     if beside and all(step.shared for process in beside for step in process.steps):
         ranks, beside = [Rank(place, process.events) for place, process in enumerate(beside)], []
-    workers, fetched = records.workers(directory, Worker), records.workers(directory, Fetched)
+    workers, fetched = records.workers(directory, records.Worker), records.workers(directory, records.Fetched)
     return Run(name, outcome, ranks, workers, fetched, tail(directory / "log"), len(beside))
 
 
@@ -267,7 +258,7 @@ def _weight(process: Rank) -> tuple[int, int]:
 def _beside(best: Rank, processes: list[Rank]) -> list[Rank]:
     """Return the processes that train without ranks of their own, if there are several."""
     found = [one for one in processes if one.steps and 2 * len(one.steps) >= len(best.steps)]
-    return found if len(found) > 1 and best.begin.world == 1 and not best.of(World) else []
+    return found if len(found) > 1 and best.begin.world == 1 and not best.of(records.World) else []
 
 
 def tail(path: Path) -> str:

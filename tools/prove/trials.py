@@ -1,5 +1,6 @@
 """What `yard prove` starts: a user's command, or that of a manifest, as the plan that the runner carries out."""
 
+import contextlib
 import os
 import re
 import shlex
@@ -179,19 +180,23 @@ def _nproc(command: Sequence[str]) -> tuple[int | None, str]:
 
 
 def _option(command: Sequence[str], names: re.Pattern[str]) -> tuple[int | None, str]:
-    """Return where a launcher's option of these names stands, and its value."""
+    """Return where a launcher's option of these names stands, and its value. The program has options of its own."""
     launcher, rest = launchers.kind(command)
     if not launcher or launcher == "python":
         return None, ""
-    for at in range(len(command) - len(rest), len(command)):
+    started = _started(command)
+    for at in range(len(command) - len(rest), len(command) - (0 if started == list(command) else len(started))):
         name, separator, value = command[at].partition("=")
-        if not name.startswith("-"):
-            before = command[at - 1].partition("=")
-            if not before[0].startswith("-") or before[1]:
-                return None, ""  # the program, whose own options follow
         if names.fullmatch(name):
             return at, value if separator else (command[at + 1] if at + 1 < len(command) else "")
     return None, ""
+
+
+def _started(command: Sequence[str]) -> list[str]:
+    """Return what a launcher starts, nothing where that is unknown."""
+    with contextlib.suppress(BadOptions, UnknownOptions):
+        return launchers.program(command)
+    return []
 
 
 def _replaced(command: list[str], at: int, number: int) -> list[str]:
@@ -274,11 +279,7 @@ def _check(command: Sequence[str], workdir: Path, variables: Mapping[str, str]) 
         raise UserError(f"{program}: no such program", "the command is what you would type: torchrun train.py")
     if "/" in program and not os.access(workdir / program, os.X_OK):
         raise UserError(f"{program}: cannot be executed", f"python {program}" if program.endswith(".py") else None)
-    try:
-        started = launchers.program(command)
-    except (BadOptions, UnknownOptions):
-        return
-    script = started[0] if started else ""
+    script = next(iter(_started(command)), "")
     if script.endswith(".py") and not (workdir / script).is_file():
         there = sorted(path.name for path in workdir.glob("*.py"))
         raise UserError(f"{script}: no such file in {repo.shown(workdir)}", repo.did_you_mean(script, there))

@@ -17,8 +17,7 @@ def _exception(proof: Proof) -> list[Finding]:
     reason = proof.why_not("exception") or run.not_injected("exception")
     if reason:
         return [unknown(reason)]
-    outcome, event = run.outcome, run.injected("exception")[0]
-    assert outcome is not None
+    outcome, event = run.result, run.injected("exception")[0]
     where = f"exception in rank {event.rank} after step {event.step}"
     if outcome.ended_by == "timeout":
         text = f"{where}: the other ranks still ran {outcome.fault_seconds or 0:.0f} s later"
@@ -36,8 +35,7 @@ def _hang(proof: Proof) -> list[Finding]:
     reason = proof.why_not("hang") or run.not_injected("hang")
     if reason:
         return [unknown(reason)]
-    outcome, event = run.outcome, run.injected("hang")[0]
-    assert outcome is not None
+    outcome, event = run.result, run.injected("hang")[0]
     worlds = run.worlds()
     limit = f"{max(world.timeout for world in worlds):,.0f} s" if worlds else ""
     shortened = any(world.shortened for world in worlds)

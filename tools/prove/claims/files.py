@@ -14,8 +14,7 @@ SHOWN = 4
 def judge(proof: Proof) -> list[Finding]:
     """Judge the files and saves of the uninterrupted run."""
     run = proof.run("whole")
-    outcome = run.outcome
-    assert outcome is not None
+    outcome = run.result
     found = [*_secrets(run), *_places(run), *_one_path(run), *_overwritten(run)]
     if not run.checkpoints:
         found.append(_without_save(run))
@@ -38,18 +37,16 @@ def _without_save(run: Run) -> Finding:
 
 
 def _secrets(run: Run) -> list[Finding]:
-    assert run.outcome is not None
-    rows = [f"{one.path}: {one.secret}" for one in run.outcome.files if one.secret]
+    rows = [f"{one.path}: {one.secret}" for one in run.result.files if one.secret]
     return [failed("secret", "a secret is written to a file", *_some(rows))] if rows else []
 
 
 def _places(run: Run) -> list[Finding]:
     """Return what lies outside of the paths that survive: checkpoints, then other files."""
-    assert run.outcome is not None
     lost = lost_checkpoints(run)
     if lost:
         return [failed("checkpoint-outside", "a checkpoint is written where it does not survive the pod", *_some(lost))]
-    other = sorted(one.path for one in run.outcome.files if not one.kept and not harmless(one.path))
+    other = sorted(one.path for one in run.result.files if not one.kept and not harmless(one.path))
     if other:
         return [warned("files-outside", "files are written where they do not survive the pod", *_some(other))]
     return []

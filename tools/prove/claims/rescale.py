@@ -17,8 +17,7 @@ def judge(proof: Proof) -> list[Finding]:
     reason = proof.why_not("killed") or killed.not_injected("kill") or proof.why_not("world")
     if reason:
         return [unknown(reason)]
-    outcome = other.outcome
-    assert outcome is not None
+    outcome = other.result
     size = max((rank.begin.world for rank in other.ranks), default=0)
     before = f"{len(killed.ranks)} ranks were killed after step {killed.last_step}"
     if not other.trained:

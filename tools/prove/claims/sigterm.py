@@ -1,5 +1,7 @@
 """Claim 7: the script saves when Kubernetes sends SIGTERM to process 1, and ends in time."""
 
+import itertools
+
 from tools.core import output
 from tools.prove.claims import Finding, passed, unknown, warned
 from tools.prove.observed import Proof, Run
@@ -12,8 +14,7 @@ def judge(proof: Proof) -> list[Finding]:
     reason = proof.why_not("term") or run.not_injected("terminate")
     if reason:
         return [unknown(reason)]
-    outcome = run.outcome
-    assert outcome is not None
+    outcome = run.result
     step = max(event.step for event in run.injected("terminate"))
     saved = max((save.step for save in _after(run)), default=None)
     seconds = outcome.fault_seconds or 0.0
@@ -39,9 +40,5 @@ def judge(proof: Proof) -> list[Finding]:
 
 def _after(run: Run) -> list[Save]:
     """Return the saves that began after the signal."""
-    found: list[Save] = []
-    for rank in run.ranks:
-        at = next((index for index, event in enumerate(rank.events) if isinstance(event, Injected)), None)
-        if at is not None:
-            found += [event for event in rank.events[at:] if isinstance(event, Save)]
-    return found
+    later = (itertools.dropwhile(lambda event: not isinstance(event, Injected), rank.events) for rank in run.ranks)
+    return [event for events in later for event in events if isinstance(event, Save)]

@@ -21,7 +21,7 @@ def _restart(proof: Proof, name: str) -> list[Finding]:
         return [unknown(reason)]
     event = torn.injected("torn-save")[0]
     what = f"{event.path} of step {event.step} was cut from {event.whole} to {event.bytes} bytes"
-    refused = again.outcome is not None and again.outcome.ended_by == "itself" and again.outcome.exit_code != 0
+    refused = again.result.ended_by == "itself" and again.result.exit_code != 0
     if not again.trained and refused and name == "torn-first" and proof.resume and _was_temporary(event.path, whole):
         return [passed("", f"{what}; there was no older checkpoint: the restart says {again.complaint()}")]
     if not again.trained:
@@ -38,7 +38,7 @@ def _restart(proof: Proof, name: str) -> list[Finding]:
 
 def _was_temporary(path: str, whole: Run) -> bool:
     """Return whether a file that a save writes is gone after the save, as one that is renamed."""
-    return whole.outcome is not None and path not in {one.path for one in whole.outcome.files}
+    return path not in {one.path for one in whole.result.files}
 
 
 def _unlike_any_step(again: Run, proof: Proof, what: str, first: bool) -> Finding:
@@ -49,7 +49,8 @@ def _unlike_any_step(again: Run, proof: Proof, what: str, first: bool) -> Findin
     new = "a new optimizer and other parameters"
     if first and _is_new(again, whole):
         return unknown(f"the restart has {new}: it may have started anew from these", what)
-    if _is_new(again, whole) and _has_state(whole):
+    states = {step.state_before for rank in whole.ranks for step in rank.steps}  # one if an optimizer has none
+    if _is_new(again, whole) and len(states) > 1:
         text = f"the restart starts anew with {new}, and ignores the older checkpoint"
         return failed("starts-anew", text, what)
     return failed("torn-file-used", "the restart uses a torn checkpoint", what,
@@ -77,8 +78,3 @@ def _is_new(again: Run, whole: Run) -> bool:
     """
     firsts = {rank.rank: rank.steps[0].state_before for rank in whole.ranks if rank.steps}
     return all(rank.steps[0].state_before == firsts.get(rank.rank) for rank in again.ranks if rank.steps)
-
-
-def _has_state(whole: Run) -> bool:
-    """Return whether the state of an optimizer tells a later step from the first one."""
-    return any(len({step.state_before for step in rank.steps}) > 1 for rank in whole.ranks)

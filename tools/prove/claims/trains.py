@@ -30,8 +30,7 @@ def judge(proof: Proof) -> list[Finding]:
 
 
 def _no_step(run: Run, tried: Run | None) -> Finding:
-    outcome = run.outcome
-    assert outcome is not None
+    outcome = run.result
     reason, need = run.uncovered("optimizer"), run.need()
     said = [f"the log says: {run.complaint()}"] if run.complaint() else []
     if reason:
@@ -57,8 +56,7 @@ def _no_step(run: Run, tried: Run | None) -> Finding:
 
 
 def _ended(run: Run) -> list[Finding]:
-    outcome = run.outcome
-    assert outcome is not None
+    outcome = run.result
     said = f"the log says: {run.complaint()}"
     raised = [(rank.rank, rank.end) for rank in run.ranks if rank.end and rank.end.reason == "exception"]
     by_us = any(end.reason == "steps" for end in run.ends())
@@ -78,10 +76,9 @@ def _ended(run: Run) -> list[Finding]:
 
 def _gave_code(run: Run) -> bool:
     """Return whether a rank ended with an exit code of its own, as by `raise SystemExit(1)`. A crash is a signal."""
-    assert run.outcome is not None
     codes = [int(code) for code in _CODE.findall(run.log)]
     if not codes and len(run.ranks) == 1 and "died with <Signals" not in run.log:  # as accelerate tells it
-        codes = [run.outcome.exit_code or 0]
+        codes = [run.result.exit_code or 0]
     return any(0 < code < SIGNALS for code in codes)
 
 
