@@ -13,6 +13,7 @@ from tests.prove.made import changed, healthy
 from tools.core.verdict import State, Verdict
 from tools.prove.claims import judge
 from tools.prove.observed import at_random
+from tools.prove.run import figures_of
 from training.prove.records import Batch, Ended, Fetched, Worker
 
 
@@ -31,6 +32,11 @@ def test_what_the_ranks_of_one_model_read_is_said() -> None:
     assert (other.state, other.summary.endswith("read different batches")) == (State.WARN, True)
     assert "6 of 12 batches are equal" in other.evidence[0]
     assert "equal" not in staged.evidence[0]
+
+
+def test_samples_that_parts_of_a_model_read_together_count_once() -> None:
+    apart, together = (figures_of(proof.run("whole")) for proof in (healthy(), changed(parted)))
+    assert apart["samples a second"] == 2 * together["samples a second"]
 
 
 def test_ranks_of_two_models_may_not_read_one_batch() -> None:

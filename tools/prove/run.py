@@ -150,7 +150,7 @@ def figures_of(run: Run) -> dict[str, Any]:
     steps = [step.seconds - step.probe_seconds for rank in run.ranks for step in rank.steps[1:]]
     if steps:
         found["step time, s"] = _rounded(statistics.median(steps))
-        rows = [len(batch.rows) for rank in run.ranks for batch in rank.batches]
+        rows = [len(batch.rows) for rank in run.readers for batch in rank.batches]  # parts of a model read one batch
         each = sum(rows) / max(1, run.last_step)
         if rows and found["step time, s"]:
             found["samples a second"] = _rounded(each / found["step time, s"])

@@ -26,6 +26,7 @@ ALLOWED = re.compile(
     r"|CUDA_VISIBLE_DEVICES|CUDA_HOME|XDG_CACHE_HOME|HF_HOME|HF_HUB_CACHE|HF_DATASETS_CACHE|HF_HUB_OFFLINE|TORCH_HOME"
 )
 NPROC = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)")
+EXAMPLE = "for example: torchrun --nproc-per-node 2 …"
 RESTARTS = re.compile(r"--max[-_]restarts")
 ONE_NODE = re.compile(
     r"--(?:standalone|nnodes|node[-_]rank|master[-_]addr|master[-_]port|rdzv[-_](?:endpoint|backend|id))"
@@ -152,7 +153,7 @@ def first(made: Plan) -> Plan:
 
 def other_world(command: Sequence[str]) -> list[str] | None:
     """Return the command with another number of ranks on each node: half of them, or two instead of one."""
-    at, value = _nproc(command)
+    at, value = _option(command, NPROC)
     if at is None or not value.isdigit() or int(value) < 1:
         return None
     return _replaced(list(command), at, _another(int(value)))
@@ -166,17 +167,12 @@ def once(command: list[str]) -> list[str]:
 
 def asked(command: Sequence[str]) -> int:
     """Return how many ranks a command starts on each node as far as it says so, else 1."""
-    _, value = _nproc(command)
+    _, value = _option(command, NPROC)
     return int(value) if value.isdigit() else 1
 
 
 def _another(number: int) -> int:
     return number // 2 if number > 1 else 2
-
-
-def _nproc(command: Sequence[str]) -> tuple[int | None, str]:
-    """Return where a launcher's option for the number of ranks stands, and its value."""
-    return _option(command, NPROC)
 
 
 def _option(command: Sequence[str], names: re.Pattern[str]) -> tuple[int | None, str]:
@@ -208,7 +204,7 @@ def _replaced(command: list[str], at: int, number: int) -> list[str]:
 def _with_nproc(command: list[str], number: int | None) -> list[str]:
     if number is None:
         return command
-    at, _ = _nproc(command)
+    at, _ = _option(command, NPROC)
     if at is not None:
         return _replaced(command, at, number)
     launcher, rest = launchers.kind(command)
@@ -219,7 +215,7 @@ def _with_nproc(command: list[str], number: int | None) -> list[str]:
         return [*command[:here], "--nproc-per-node", str(number), *rest]
     if launcher == "python" and rest and rest[0].endswith(".py"):
         return [command[0], "-m", "torch.distributed.run", "--nproc-per-node", str(number), *rest]
-    raise UserError(f"--nproc {number}: {command[0]} is not a launcher", "for example: torchrun --nproc-per-node 2 …")
+    raise UserError(f"--nproc {number}: {command[0]} is not a launcher", EXAMPLE)
 
 
 def _with_nodes(command: list[str], number: int | None) -> list[str]:
@@ -228,9 +224,7 @@ def _with_nodes(command: list[str], number: int | None) -> list[str]:
         return command
     launcher, rest = launchers.kind(command)
     if launcher in ("", "python"):
-        raise UserError(
-            f"--nodes {number}: {command[0]} is not a launcher", "for example: torchrun --nproc-per-node 2 …"
-        )
+        raise UserError(f"--nodes {number}: {command[0]} is not a launcher", EXAMPLE)
     kept, words = command[: len(command) - len(rest)], list(rest)
     while words and words[0].startswith("-"):
         word = words.pop(0)

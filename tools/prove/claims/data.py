@@ -43,7 +43,7 @@ def _parts_apart(run: Run) -> list[Finding]:
     """Compare what ranks read that hold parts of the same layers: each part must be of the result for one batch."""
     for event in (event for rank in run.ranks for event in rank.of(Peers) if event.how == "tensor"):
         ranks = [rank for rank in run.ranks if rank.rank in event.ranks and rank.batches]
-        equal, common = _equal(ranks), _common(ranks)
+        equal, common = _equal(ranks)
         if len(ranks) > 1 and equal < common:
             who = ", ".join(str(rank.rank) for rank in ranks)
             text = f"ranks {who} hold parts of one layer: {equal} of {common} batches are equal on them"
@@ -55,18 +55,13 @@ def _parted(ranks: list[Rank]) -> str:
     how = sorted({event.how for rank in ranks for event in rank.of(Peers)})
     text = f"ranks {', '.join(str(one.rank) for one in ranks)} hold parts of one model: {' and '.join(how)} parallel"
     many = sum(bool(rank.batches) for rank in ranks) > 1
-    return text + (f"; {_equal(ranks)} of {_common(ranks)} batches are equal on them" if many else "")
+    return text + ("; {} of {} batches are equal on them".format(*_equal(ranks)) if many else "")
 
 
-def _common(ranks: list[Rank]) -> int:
-    """Return how many batches all those of some ranks have read that read any."""
-    return min((len(rank.batches) for rank in ranks if rank.batches), default=0)
-
-
-def _equal(ranks: list[Rank]) -> int:
-    """Return how many of these batches are equal on all of them."""
-    rows = zip(*(rank.batches for rank in ranks if rank.batches), strict=False)
-    return sum(len({batch.digest for batch in row}) == 1 for row in rows)
+def _equal(ranks: list[Rank]) -> tuple[int, int]:
+    """Return how many batches are equal on all those of some ranks that read any, and how many all of these read."""
+    rows = list(zip(*(rank.batches for rank in ranks if rank.batches), strict=False))
+    return sum(len({batch.digest for batch in row}) == 1 for row in rows), len(rows)
 
 
 def _ranks(readers: list[Rank], named: Naming) -> tuple[list[Finding], list[str]]:

@@ -14,11 +14,10 @@ SHOWN = 4
 def judge(proof: Proof) -> list[Finding]:
     """Judge the files and saves of the uninterrupted run."""
     run = proof.run("whole")
-    outcome = run.result
     found = [*_secrets(run), *_places(run), *_one_path(run), *_overwritten(run)]
     if not run.checkpoints:
         found.append(_without_save(run))
-    kept = sum(one.kept for one in outcome.files)
+    kept = sum(one.kept for one in run.result.files)
     text = f"{output.count(len(run.checkpoints), 'save')}; {output.count(kept, 'file')} in what survives"
     return found or [passed("each file has one writer and survives the pod", text)]
 

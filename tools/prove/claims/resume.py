@@ -66,8 +66,7 @@ def judge(proof: Proof) -> list[Finding]:
 
 def never_starts(run: Run, before: str) -> Finding:
     """Return the finding for a restart that takes no step."""
-    outcome = run.result
-    how = outcome.reason or f"it ended with exit code {outcome.exit_code}"
+    how = run.result.reason or f"it ended with exit code {run.result.exit_code}"
     return failed("never-starts", "the restart takes no step", before, how, f"the log says: {run.complaint()}")
 
 

@@ -46,13 +46,12 @@ def _unlike_any_step(again: Run, proof: Proof, what: str, first: bool) -> Findin
     whole, killed, resumed = (proof.run(name) for name in ("whole", "killed", "resumed"))
     if any(continued(rank, killed, whole) is None for rank in resumed.ranks if rank.steps):
         return unknown("a restart has the parameters of no earlier step, also without a torn file", what)
-    new = "a new optimizer and other parameters"
     if first and _is_new(again, whole):
-        return unknown(f"the restart has {new}: it may have started anew from these", what)
+        text = "the restart has a new optimizer and other parameters: it may have started anew from these"
+        return unknown(text, what)
     states = {step.state_before for rank in whole.ranks for step in rank.steps}  # one if an optimizer has none
     if _is_new(again, whole) and len(states) > 1:
-        text = f"the restart starts anew with {new}, and ignores the older checkpoint"
-        return failed("starts-anew", text, what)
+        return failed("starts-anew", "the restart starts anew and ignores the older checkpoint", what)
     return failed("torn-file-used", "the restart uses a torn checkpoint", what,
                   "its parameters are those of no earlier step")  # fmt: skip
 
