@@ -52,6 +52,15 @@ def test_all_claims_need_all_starts(work: Path) -> None:
     }  # fmt: skip
 
 
+def test_what_survives_is_named_without_links(work: Path) -> None:
+    """A link to another disk is followed before the view is there, which does not show it at that place."""
+    (work / "disk/run").mkdir(parents=True)
+    (work / "out").symlink_to(work / "disk")
+    assert planned(TORCHRUN, work, keep=("out/run",)).keep == [str(work / "disk/run")]
+    with pytest.raises(UserError, match=r"--keep train\.py: is a file"):
+        planned(TORCHRUN, work, keep=("train.py",))
+
+
 @pytest.mark.parametrize("claim", NAMES)
 def test_one_claim_needs_its_starts_only(claim: str, work: Path) -> None:
     options = Options(only=(claim,), claims=trials.wanted([claim]))

@@ -93,7 +93,10 @@ def of_command(words: Sequence[str], workdir: Path, knobs: Knobs, options: Optio
         variables["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, variables["PYTHONPATH"].split(os.pathsep)))
     variables.update(given(options.env))
     _check(command, workdir, variables)
-    keep = [_below(workdir, text) for text in options.keep] or [workdir]
+    keep = [(workdir / text).resolve() for text in options.keep] or [workdir]  # a view does not follow links
+    for text in options.keep:
+        if (workdir / text).is_file():
+            raise UserError(f"--keep {text}: is a file", f"name its directory: --keep {Path(text).parent}")
     return Subject(command, workdir, variables, keep, knobs.nodes or 1)
 
 
@@ -108,7 +111,7 @@ def of_manifests(manifests: Manifests, target: Sequence[str], knobs: Knobs, opti
     variables = {name: value for name, value in pod.environment.items() if not OPERATOR.fullmatch(name)}
     variables.update(given(options.env))
     mounts = [mount.local for mount in pod.mounts if not EPHEMERAL.match(mount.kind)]
-    keep = [*mounts, *(_below(pod.cwd, text) for text in options.keep)]
+    keep = [*mounts, *((pod.cwd / text).resolve() for text in options.keep)]
     image = str(container.get("image") or "")
     return Subject(pod.argv, pod.cwd, variables, keep, len(job.local), float(pod.grace), image, job.name)
 
@@ -137,7 +140,7 @@ def plan(subject: Subject, options: Options) -> tuple[Plan, dict[str, str]]:
         steps=options.steps,
         nodes=subject.nodes,
         keep=list(dict.fromkeys(map(str, subject.keep))),
-        link=[str(_below(subject.workdir, text)) for text in options.link],
+        link=[os.path.normpath(subject.workdir / text) for text in options.link],
         network=options.network,
         timeout=options.timeout,
         grace=subject.grace,
@@ -256,10 +259,6 @@ def again_of(command: list[str], options: Options) -> list[str]:
         return shlex.split(options.resume) if options.resume else command
     except ValueError as problem:
         raise UserError(f"--resume {options.resume!r}: {problem}") from None
-
-
-def _below(workdir: Path, text: str) -> Path:
-    return Path(os.path.normpath(workdir / text))
 
 
 def _check(command: Sequence[str], workdir: Path, variables: Mapping[str, str]) -> None:
