@@ -34,6 +34,18 @@ def test_what_the_ranks_of_one_model_read_is_said() -> None:
     assert "equal" not in staged.evidence[0]
 
 
+def test_a_first_input_that_is_constant_does_not_fail() -> None:
+    """Such as the matrix of a graph, or a prompt: what is beside it holds the samples."""
+
+    def constant(runs: Runs) -> None:
+        for one in runs["whole"].ranks:
+            made.every(runs["whole"], Batch, digest="graph", rows=["node"], indices=[])
+            for batch in one.batches:
+                batch.beside = f"{one.rank} {batch.number}"
+
+    assert judge("data", changed(constant)).state is State.CANNOT_TELL
+
+
 def test_samples_that_parts_of_a_model_read_together_count_once() -> None:
     apart, together = (figures_of(proof.run("whole")) for proof in (healthy(), changed(parted)))
     assert apart["samples a second"] == 2 * together["samples a second"]

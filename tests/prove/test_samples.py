@@ -53,3 +53,18 @@ def test_samples_are_found_beside_masks_and_labels(name: str) -> None:
 def test_what_is_left_is_taken() -> None:
     assert samples.main(torch, [MASK], {}) is MASK
     assert samples.main(torch, ["text", 7, None], {}) is None
+
+
+@pytest.mark.parametrize(
+    ("args", "keywords", "equal"),
+    [([TOKENS], {"labels": ONES}, False), ([TOKENS, ONES], {}, False), ([TOKENS], {"labels": MASK}, True)],
+)
+def test_what_a_call_has_beside_its_samples(args: list[Any], keywords: dict[str, Any], equal: bool) -> None:
+    left, right = (
+        samples.beside(torch, TOKENS, [factor * one if one is ONES else one for one in args],
+                       {name: factor * one if one is ONES else one for name, one in keywords.items()})
+        for factor in (1, 2)
+    )  # fmt: skip
+    assert left
+    assert (left == right) is equal
+    assert samples.beside(torch, TOKENS, [TOKENS], {}) == ""

@@ -82,6 +82,7 @@ class Batch:
     indices: list[str] = field(default_factory=list)  # of the samples in the data set, where the sampler told them
     dataset: str = ""  # digest of what the data set holds: equal on ranks that read one data set
     iteration: int | None = None  # over a stream of a DataLoader, from 0: `passes` is None
+    beside: str = ""  # digest of the other tensors of the call
 
 
 @dataclass

@@ -79,6 +79,8 @@ def _ranks(readers: list[Rank], named: Naming) -> tuple[list[Finding], list[str]
         who = f"ranks {left.rank} and {right.rank}"
         if len(same) == len(pairs):
             text = f"{who}: {len(same)} of {len(pairs)} batches are equal, first digest {same[0].digest}"
+            if any(one.beside != other.beside for one, other in pairs):
+                return [unknown("the first input of the model is equal on all ranks, and others differ", text)], []
             return [failed("same-batches", "ranks read the same batches", text)], []
         drawn = _drawn((left, right), named)
         finding, text = _shared(read[left.rank], read[right.rank], who, len(readers), known, begun, drawn)

@@ -43,8 +43,7 @@ def _in_shared_memory(run: Run) -> Finding:
 def _kept(run: Run) -> str:
     if run.sharded:
         return "sharded parameters are not compared"
-    apart = _apart(run)
-    if apart:
+    if apart := _apart(run):
         return f"ranks train apart and have equal parameters again after step {apart}"
     parted = len(run.replicas) < len(run.ranks)
     return "the parts of a model are not compared" if parted else "parameters are equal in each step"

@@ -112,6 +112,7 @@ class Forwards:
             indices=place.indices if len(place.indices) == len(data) else [],
             dataset=place.of.dataset,
             iteration=place.of.iteration,
+            beside=samples.beside(self.torch, data, args, keywords),
         )
         self.numbers += 1
         self.probe.write(event)

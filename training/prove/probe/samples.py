@@ -85,6 +85,16 @@ def digest(torch: Any, data: Any) -> str:
     return grouped(torch, [Group(data if isinstance(data, list) else [data])])[0]
 
 
+def beside(torch: Any, data: Any, args: Any, keywords: dict[str, Any]) -> str:
+    """Return a digest of the other tensors of a call, an empty text without any, or where one cannot be read."""
+    main = {id(one) for one in (data if isinstance(data, list) else [data])}
+    others = [one for one in tensors(torch, [args, keywords]) if id(one) not in main]
+    try:
+        return grouped(torch, [Group(others)])[0] if others else ""
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError):
+        return ""
+
+
 def row_digests(torch: Any, data: Any) -> list[str]:
     """Return digests of the samples. Single whole numbers repeat by chance: they tell nothing."""
     if isinstance(data, list):
