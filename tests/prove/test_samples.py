@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from training.prove.probe import samples
+from training.prove.probe.batches import Forwards
 
 TOKENS, ONES = torch.arange(12).reshape(3, 4), torch.ones(3, 4, dtype=torch.long)
 MASK = torch.ones(3, 4, dtype=torch.bool)
@@ -53,6 +55,20 @@ def test_samples_are_found_beside_masks_and_labels(name: str) -> None:
 def test_what_is_left_is_taken() -> None:
     assert samples.main(torch, [MASK], {}) is MASK
     assert samples.main(torch, ["text", 7, None], {}) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "indices", "rows"),
+    [([4], 2, [4]), ([2], 2, [2]), ([5, 4, 2], 2, [0, 0, 0]), ([5], 0, [5]), ([1], 2, [1])],
+    ids=["views", "samples", "nodes of graphs", "unknown places", "packed"],
+)
+def test_rows_that_are_parts_of_samples_tell_nothing(sizes: list[int], indices: int, rows: list[int]) -> None:
+    """Two views of each sample are samples. Where one batch has an odd number of rows, no batch has samples as rows."""
+    forwards = cast(Forwards, SimpleNamespace(finer=False, torch=torch))
+    places = [str(one) for one in range(indices)]
+    found = [Forwards._rows(forwards, places, torch.arange(3.0 * size).reshape(size, 3)) for size in sizes]
+    assert [len(digests) for _, digests in found] == rows
+    assert [len(known) for known, _ in found] == [indices * (forwards.finer or size == indices) for size in sizes]
 
 
 @pytest.mark.parametrize(

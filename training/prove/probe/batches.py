@@ -28,6 +28,7 @@ class Forwards:
         self.modules: weakref.WeakSet[Any] = weakref.WeakSet()  # outermost modules that ran in training mode
         self.since_step = 0
         self.numbers = 0
+        self.finer = False  # the rows of a batch are parts of samples
         self._dropout_step = -1
         self._drops: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._see = probe.safe("batches")(self._outermost)
@@ -100,22 +101,33 @@ class Forwards:
             return
         digest = samples.digest(self.torch, data)
         place = self.loaders.place(digest)
+        indices, rows = self._rows(place.indices, data)
         event = records.Batch(
             step=self.probe.step,
             number=self.numbers,
             module=type(module).__name__,
             shape=samples.shape(data),
             digest=digest,
-            rows=samples.row_digests(self.torch, data),
+            rows=rows,
             passes=place.of.number,
             order=place.of.order,
-            indices=place.indices if len(place.indices) == len(data) else [],
+            indices=indices,
             dataset=place.of.dataset,
             iteration=place.of.iteration,
             beside=samples.beside(self.torch, data, args, keywords),
         )
         self.numbers += 1
         self.probe.write(event)
+
+    def _rows(self, indices: list[str], data: Any) -> tuple[list[str], list[str]]:
+        """Return the places of the samples and digests of them.
+
+        Rows that are parts of samples, such as the nodes of graphs, are equal by chance: only the places tell then.
+        """
+        self.finer = self.finer or (bool(indices) and len(data) > len(indices) and len(data) % len(indices) > 0)
+        if self.finer and indices:
+            return indices, []
+        return indices if len(indices) == len(data) else [], samples.row_digests(self.torch, data)
 
     def _dropout(self, module: Any) -> None:
         """Record the random state at the first call of a step of a model that drops out."""
