@@ -28,7 +28,9 @@ from tools.kube.manifests import Manifests, parse
 
 HERE = Path(__file__).parent
 FOREIGN = "TRAINYARD_TEST_KUBECONFIG"
+# The files of the process with the real nodes. test_context has a control plane of its own: with it both take as long.
 REAL_NODES = (
+    "test_context.py",
     "test_controllers.py",
     "test_demo.py",
     "test_job_nodes.py",
