@@ -36,7 +36,7 @@ OWN_MARK = re.compile(r"\$\{[^{}]*(?:\.|:(?![-=?+\d]))[^{}]*\}|\{%[^%\n]*%\}")
 OVERRIDE = re.compile(r"\+{0,2}[a-z][\w./@]*=[^$]*\$\{[a-z]\w*\}")
 KATIB = "${trialParameters."  # Katib fills it in for each trial
 # What the kubelet sets for each Service of the namespace, and for that of the API server (kubelet_pods.go).
-SERVICE = re.compile(r"[A-Z][A-Z0-9_]*_SERVICE_(?:HOST|PORT(?:_[A-Z0-9_]+)?)")
+SERVICE = re.compile(r"[A-Z][A-Z0-9_]{0,62}_SERVICE_(?:HOST|PORT(?:_[A-Z0-9_]{1,63})?)")
 ENVIRONMENT_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 FREE_TEXT = ("data", "stringData", "binaryData", "annotations")
