@@ -89,7 +89,7 @@ def find(root: Path) -> Renderer | None:
 
 
 def ensure(root: Path, progress: Progress) -> Renderer:
-    """Return a renderer, if need be installed in the cache. Raises UserError with what was tried."""
+    """Return a renderer, and install it in the cache if it is missing. Raises UserError with what was tried."""
     reasons: list[str] = []
     found = _first(root, reasons)
     if found is not None:

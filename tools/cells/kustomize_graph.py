@@ -32,7 +32,10 @@ def refuse_diamonds(root: Path, target: str, parts: Iterable[Path]) -> None:
 
 
 def reached(root: Path, target: Path) -> list[Path]:
-    """Return the local directories of a target, itself first. UserError: one is reached twice, or is not readable."""
+    """Return the local directories of a target, itself first.
+
+    Raises UserError if one is reached twice or cannot be read.
+    """
     routes: dict[Path, str] = {}
     _walk(root, target.resolve(), "", routes)
     return list(routes)

@@ -24,7 +24,7 @@ def cells() -> list[str]:
 def cell_path(text: str) -> Path:
     """Return the directory of a cell: `cpu/llama-tiny` in the checkout, or any path with a kustomization.
 
-    Raises UserError: the hint says why the pair has no cell, or names the nearest one.
+    Raises UserError with a hint: why the pair has no cell, or the nearest cell.
     """
     for candidate in (Path(text).expanduser(), repo.root() / text, repo.root() / "overlays" / text):
         if candidate.is_dir() and is_kustomization(candidate):

@@ -136,7 +136,10 @@ def wanted(root: Path, matrix: Matrix) -> dict[Path, str]:
 
 
 def changes(root: Path, matrix: Matrix) -> list[Change]:
-    """Return the generated files that differ from the matrix, by path. UserError: another file is in the way."""
+    """Return the generated files that differ from the matrix, by path.
+
+    Raises UserError if another file is in the way.
+    """
     asked = wanted(root, matrix)
     found = {path: text_of(path, root) for path in _generated_files(root)}
     for path in sorted(asked):

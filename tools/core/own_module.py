@@ -11,7 +11,10 @@ from tools.core.errors import UserError
 
 
 def answer(module: list[str]) -> dict[str, Any]:
-    """Run a module of the trainer, show its progress, return the JSON that it prints. UserError: its own last line."""
+    """Run a module of the trainer, show its progress, and return the JSON that it prints.
+
+    Raises UserError with its last line if it fails.
+    """
     with tempfile.TemporaryFile("w+") as printed:
         child = subprocess.Popen(
             [sys.executable, "-m", *module], cwd=repo.root(), stdout=printed, stderr=subprocess.PIPE, text=True

@@ -186,7 +186,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def in_file(path: Path) -> Iterator[FileSecret]:
-    """Yield the first secrets in a file that are no examples; none of links, binary, unreadable or large files."""
+    """Yield the first secrets in a file that are not examples. Links, binary, unreadable and large files have none."""
     try:
         if path.is_symlink() or path.stat().st_size > LARGEST_FILE:
             return

@@ -113,7 +113,7 @@ class Manifests:
     def texts(self, kind: str, name: str, namespace: str | None = None) -> dict[str, str] | None:
         """Return the texts of a ConfigMap or a Secret by key, or None if there is no such object.
 
-        Values of a Secret that are no texts are left out. Raises UserError for one that is not in base64.
+        Values of a Secret that are not texts are left out. Raises UserError for one that is not base64.
         """
         item = self.named(kind, name, namespace)
         if item is None:
@@ -141,7 +141,7 @@ class Manifests:
 
 
 def from_base64(value: Any) -> bytes | None:
-    """Return what a value of a Secret's `data` stands for, which may have line ends; None if it is no base64."""
+    """Return what a value of a Secret's `data` stands for, which may have line ends; None if it is not base64."""
     try:
         return base64.b64decode(re.sub(r"[\r\n]", "", value), validate=True)
     except (binascii.Error, TypeError, ValueError):

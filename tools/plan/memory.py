@@ -88,7 +88,10 @@ class Estimate:
 
 
 def estimate(config: Config, nodes: int, room: Room) -> Estimate:
-    """Return what each process needs, of an elastic job at its fewest nodes. ConfigError: no division of the batch."""
+    """Return what each process needs, of an elastic job at its fewest nodes.
+
+    Raises ConfigError if the batch cannot be divided.
+    """
     return of_layout(Shape.of(config), Layout.of(config, fewest(config, nodes), room.processes), room)
 
 

@@ -354,7 +354,10 @@ class Plan:
 
 
 def on_instance(run: Run, instance: Instance, nodes: int, room: Room, **changes: Any) -> Run:
-    """Return the same training on other machines, FSDP over all ranks. ValueError: the ranks cannot share the batch."""
+    """Return the same training on other machines, with FSDP over all ranks.
+
+    Raises ValueError if the ranks cannot share the batch.
+    """
     world, tensor = nodes * room.processes, changes.get("tensor", run.layout.tensor)
     micro, replicas = changes.get("micro", run.layout.micro), world // tensor
     sequences = run.layout.step_tokens // run.layout.length

@@ -65,7 +65,10 @@ def _is_here(address: str) -> bool:
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """Expand `$(NAME)` by Kubernetes' rules. UserError for a result longer than Linux allows: values may double."""
+    """Expand `$(NAME)` by Kubernetes' rules.
+
+    Raises UserError for a result that is longer than Linux allows: values may double from one to the next.
+    """
     length = 0
 
     def replace(match: re.Match[str]) -> str:

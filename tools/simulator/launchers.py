@@ -60,7 +60,11 @@ def options(
     devices: int,
     explain: Explain,
 ) -> Torchrun | None:
-    """Return a launcher's options in torchrun's terms, None for one process as it is. BadOptions, UnknownOptions."""
+    """Return a launcher's options in torchrun's terms, or None where it starts one process as it is.
+
+    `devices` is the number of GPUs of the pod. Raises BadOptions where the launcher would refuse its options, and
+    UnknownOptions where the manifest does not say enough.
+    """
     if launcher in ("torchrun", *MODULES, HYPERPOD):
         return parse(MODULES[0] if launcher == "torchrun" else launcher, words, environment, explain)
     if launcher == "tune":

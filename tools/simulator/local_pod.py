@@ -127,7 +127,10 @@ def local_pods(
 
 
 def command_of(pod: Pod, values: Mapping[str, str]) -> list[str]:
-    """Return the words that start a container, `$(NAME)` expanded. UserError: the manifest leaves them to the image."""
+    """Return the words that start a container, `$(NAME)` expanded.
+
+    Raises UserError where the manifest leaves the command to the image.
+    """
     container = pod.container
     if not container.get("command"):
         raise UserError(

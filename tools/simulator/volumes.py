@@ -131,7 +131,10 @@ def unexecutable(pod: Pod, container: Object, manifests: Manifests) -> set[str]:
 
 
 def below(directory: Path, inside: str) -> Path:
-    """Return the path `inside` a directory. UserError: it is absolute, or has `..` or a control character."""
+    """Return the path `inside` a directory.
+
+    Raises UserError if it is absolute, or has `..` or a control character.
+    """
     path = PurePosixPath(inside)
     if not inside.isprintable() or path.is_absolute() or ".." in path.parts or not path.parts:
         raise UserError(f"the manifest names the path {inside!r}, which is not below its volume")

@@ -105,7 +105,7 @@ def env_reference(subject: Subject, template: Template) -> Iterator[Verdict]:
     if job is not None:
         pods = job.pods
     elif template.workload is not None:
-        with contextlib.suppress(*NO_PODS):
+        with contextlib.suppress(*NO_PODS):  # without pods, only the variables of the manifest are known
             pods = template.workload.pods()
     given = set(_injected(pods, template) or {})
     for path, container in template.containers():

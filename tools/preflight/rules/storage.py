@@ -51,7 +51,7 @@ def _directory(words: Sequence[str], values: Mapping[str, str]) -> tuple[str, st
     """Return the option or variable that names the checkpoint directory, and the directory."""
     given = option(words, SAVE)
     name, value = given or ("", "")
-    # `--save true` is no path, `--checkpoint-dir out` is one.
+    # The value of `--save true` is not a path; that of `--checkpoint-dir out` is one.
     named = any(word in name for word in ("dir", "path", "folder", "file"))
     if value and (named or "/" in value or "$" in value):
         return name, values.get(value.strip("${}()"), value) if value.startswith("$") else value
