@@ -27,10 +27,9 @@ def types(subject: Subject) -> Iterator[Verdict]:
         remedy = "add the field" if fault.wanted == "set" else f"use {fault.wanted}"
         yield bad(Place(title(item), fault.path, fault.value), f"{fault.path} must be {fault.wanted}", remedy)
     for item in subject.objects:
-        for key, value in (
-            (item.get("data") or {}).items() if known_kind(item) == "Secret" and "sops" not in item else ()
-        ):
-            if from_base64(value) is None:
+        encoded = known_kind(item) == "Secret" and "sops" not in item
+        for key, value in ((item.get("data") or {}) if encoded else {}).items():
+            if isinstance(value, str) and from_base64(value) is None:
                 bare = Place(title(item), f"data.{key}")
                 yield bad(bare, f"data.{key} is not base64: the API server refuses it", "stringData takes plain texts")
     for template in subject.templates:

@@ -183,8 +183,8 @@ def _may_be_secret(value: str) -> bool:
 def _with_decoded_data(item: Object) -> Object:
     if known_kind(item) != "Secret":
         return item
-    data = {name: (from_base64(text) or b"").decode("utf-8", "replace") for name, text in item.get("data", {}).items()}
-    return item | {"data": data}
+    given = {name: from_base64(text) or b"" for name, text in (item.get("data") or {}).items()}
+    return item | {"data": {name: found.decode("utf-8", "replace") for name, found in given.items()}}
 
 
 @rule("exposed")
