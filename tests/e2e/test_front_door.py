@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -98,6 +99,7 @@ def _chat(number: int) -> dict[str, list[dict[str, str]]]:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_every_printed_command_runs_as_printed(clone: Clone) -> None:
+    shutil.rmtree(clone.root / "exported", ignore_errors=True)  # of a failed attempt, which hides why it failed
     clone.run(".venv/bin/yard render cpu/llama-tiny > job.yaml")
     (clone.root / "chats.jsonl").write_text("".join(f"{json.dumps(_chat(n))}\n" for n in range(2000)))
     printed_text = {}
