@@ -76,7 +76,8 @@ class Found:
         shown = SHOWN - PROOF if details else SHOWN
         if self.guessed and len(line) > shown:  # the reason may be at either end
             return f"{line[: 2 * HEAD]} … {line[-2 * HEAD :]}"
-        if last <= shown and self.text[first:last] in line:
+        proven = self.text[first:last]
+        if (last <= shown and proven in line) or proven in details:
             return f"{short(line, shown)} {details}" if details else line
         ends = [0, HEAD]
         for start, end in ((first - AROUND, first + PROOF), (last - PROOF, last + AROUND)):
