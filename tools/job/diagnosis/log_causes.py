@@ -244,15 +244,17 @@ def _chosen(found: list[Found]) -> list[Found]:
     if any(one.kind in ("shared-memory", "oom-host") for one in known):  # which kill the workers of a loader
         known = [one for one in known if one.kind != "killed"]
     # Another failure may explain these.
-    late = ("killed", "memory-fault", "command", *("shared-memory" for one in known if one.kind == "limits"))
+    explained = {"limits": "shared-memory", "storage-full": "storage"}
+    late = ["killed", "memory-fault", "command", *(explained[one.kind] for one in known if one.kind in explained)]
     known.sort(key=lambda one: one.kind in late or _of_a_client(one) or bool(form("quiet").search(one.line.text)))
     by_weight = {weight: [one for one in known if one.weight is weight] for weight in Weight}
     crashes = [one for one in reversed(found) if one.guessed and one.weight is not Weight.END]
     if len(found) > 1:  # the next line says what was thrown
         crashes = [one for one in crashes if not one.text.startswith("terminate called")]
     # Of unknown exceptions the last one counts: the one that ended the process follows those it has caught.
+    # An uncaught one has ended its rank, so the first of these counts.
     specific = [one for one in crashes if not one.vague]
-    uncaught = [one for one in specific if one.weight is Weight.UNCAUGHT]
+    uncaught = [one for one in specific[::-1] if one.weight is Weight.UNCAUGHT]
     killed = [one for one in by_weight[Weight.CHILD] if one.kind != "memory-fault" or one.signal != SIGABRT]
     return (
         by_weight[Weight.UNCAUGHT]
