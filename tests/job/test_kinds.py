@@ -24,6 +24,7 @@ from tools.job.diagnosis.explain import explain
 from tools.job.ranks import rank_zero
 from tools.job.snapshot import JobPod, collect, lookup
 from tools.job.snapshot.live_job import kinds_called
+from tools.job.snapshot.snapshot import CURRENT, OTHER
 from tools.kube.kubectl import Kubectl
 
 Play = Callable[[Live], Path]
@@ -503,6 +504,23 @@ def test_the_end_of_a_log_is_read_as_far_back_as_the_first_failure() -> None:
     bar = "2026-11-21T11:50:00Z " + "\r 12%|█▏        | 12/100 [00:10<01:10, 1.2it/s]" * 300
     kubelet.log = "\n".join([*[bar] * 1200, first])
     assert collect._logs(kubelet, pods, 32, {})[0].text.endswith(first), "the newest lines count"
+
+
+def test_the_log_of_a_failed_sidecar_does_not_replace_that_of_the_training() -> None:
+    class Containers(Kubectl):
+        """Answers `logs` with the name of the container."""
+
+        def text(self, *words: str, **_: Any) -> str:
+            return next(word for word in words if word.startswith("--container="))
+
+    live = Live("Job", FAILED["Job"])
+    live.end(0)
+    ended = {"terminated": {"exitCode": 1, "reason": "Error"}}
+    for one in live.pods:
+        one["status"] |= {"phase": "Failed"}
+        one["status"]["containerStatuses"].append({"name": "shipper", "state": ended})
+    found = collect._logs(Containers(), [JobPod(one, live.job) for one in live.pods[:1]], 32, {})
+    assert {log.which: log.text.partition("=")[2] for log in found} == {CURRENT: "main", OTHER: "shipper"}
 
 
 def test_a_runtime_that_cannot_be_read_leaves_the_number_of_pods_unknown(play: Play, yard: Yard) -> None:

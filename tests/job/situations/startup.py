@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.job.corpus import G5, P5, TOO_EARLY, situation
 from tests.job.world import World
+from tools.job.snapshot.snapshot import OTHER
 
 
 def _pull(world: World, message: str, reason: str = "ErrImagePull") -> None:
@@ -69,7 +70,7 @@ def _init(world: World, code: int, reason: str) -> None:
 @situation("storage-full", G5)
 def an_init_container_fails(world: World) -> None:
     _init(world, 1, "Error")
-    world.log(0, "cp: error writing '/scratch/x': No space left on device")
+    world.log(0, "cp: error writing '/scratch/x': No space left on device", which=OTHER)
 
 
 @situation("oom-host", G5)

@@ -13,7 +13,7 @@ from tools.job.diagnosis.resources import accelerators
 from tools.job.metrics.progress import last_moved
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.pod import End, JobPod
-from tools.job.snapshot.snapshot import CURRENT, PREVIOUS, Snapshot, event_time
+from tools.job.snapshot.snapshot import CURRENT, OTHER, PREVIOUS, Snapshot, event_time
 from tools.kube.manifests import Object
 from training.run.failure import Failure
 from training.run.failure import cause as first_of
@@ -32,7 +32,7 @@ class Failed:
 
     pod: JobPod
     end: End | None
-    which: str  # CURRENT | PREVIOUS
+    which: str  # CURRENT | PREVIOUS | OTHER
     other: str = ""  # the container that failed, empty for the training container
 
     @property
@@ -76,7 +76,7 @@ def failed_pods(snapshot: Snapshot) -> list[Failed]:
     for pod in snapshot.pods:
         end = pod.end
         if broken := pod.broken:
-            found.append(Failed(pod, broken[1], CURRENT, broken[0]))
+            found.append(Failed(pod, broken[1], OTHER, broken[0]))
         elif pod.phase == "Failed" or (pod.ended_for_good and end and end.code != 0):
             found.append(Failed(pod, end, CURRENT))
         elif pod.waiting[0] == "CrashLoopBackOff" or (pod.restarts and end and _stuck(end, pod, moved)):
@@ -171,7 +171,7 @@ def _remedy(kind: str, message: str) -> str | None:
 def _from_log(snapshot: Snapshot, failed: Failed) -> Cause | None:
     """Return the cause that the failed container's log shows, or the log's end in the pod's status."""
     pod, end = failed.pod, failed.end
-    text = snapshot.log(pod.name, failed.which) or snapshot.log(pod.name, CURRENT)
+    text = snapshot.log(pod.name, failed.which) or ("" if failed.other else snapshot.log(pod.name, CURRENT))
     found, source = log_causes.first_cause(log_lines.read(text, pod.name)), "log"
     if found is None and end is not None:
         found, source = log_causes.first_cause(log_lines.read(end.message, pod.name)), "termination message"

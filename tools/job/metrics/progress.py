@@ -9,6 +9,7 @@ from tools.core.timestamps import epoch
 from tools.job.metrics import series
 from tools.job.metrics.series import Record
 from tools.job.snapshot import Snapshot, log_lines
+from tools.job.snapshot.snapshot import OTHER
 from training.run.hang_limits import Limits
 from training.run.heartbeat import Beat
 
@@ -54,7 +55,8 @@ def of(snapshot: Snapshot) -> Progress:
     records = series.from_jsonl(run.get("metrics") or [])
     if records or beats:
         return Progress("the run's own files", records, beats, now)
-    logged = [series.from_log(log_lines.read(log.text, log.pod)) for log in snapshot.logs]
+    logs = (log_lines.read(log.text, log.pod) for log in snapshot.logs if log.which != OTHER)
+    logged = list(map(series.from_log, logs))
     longest = max(logged, key=lambda found: (_newest(found), len(found)), default=[])
     return Progress("the pods' logs" if longest else "nothing", longest, [], snapshot.taken)
 

@@ -12,7 +12,7 @@ from tools.job.snapshot.live_job import LiveJob
 from tools.job.snapshot.pod import JobPod, claim_names, template_specs
 from tools.job.snapshot.queries import Queries
 from tools.job.snapshot.references import needed
-from tools.job.snapshot.snapshot import CURRENT, LARGEST_LOG, PREVIOUS, Log, Snapshot
+from tools.job.snapshot.snapshot import CURRENT, LARGEST_LOG, OTHER, PREVIOUS, Log, Snapshot
 from tools.kube import Kubectl, Object, name_of
 from tools.kube.kubectl import each
 from tools.workload import Workload
@@ -181,7 +181,8 @@ def _logs(kubectl: Kubectl, pods: list[JobPod], most: int, unseen: dict[str, str
     order = sorted(pods, key=lambda pod: (not (pod.restarts or pod.end or pod.broken), pod.index))
     wanted: list[tuple[JobPod, str]] = []
     for pod in order[:most]:
-        wanted += [(pod, CURRENT)] if pod.running or pod.end or pod.broken else []
+        wanted += [(pod, OTHER)] if pod.broken else []
+        wanted += [(pod, CURRENT)] if pod.running or pod.end else []
         wanted += [(pod, PREVIOUS)] if pod.restarts else []
     found: list[Log] = []
     late: list[str] = []
@@ -191,7 +192,7 @@ def _logs(kubectl: Kubectl, pods: list[JobPod], most: int, unseen: dict[str, str
 
     def read(one: tuple[JobPod, str]) -> None:
         pod, which = one
-        container = pod.broken[0] if pod.broken else pod.container_name
+        container = pod.broken[0] if which is OTHER and pod.broken else pod.container_name
         name, previous = pod.previous if which is PREVIOUS else (pod.name, ())
         words = ("logs", f"--container={container}", "--timestamps", *previous)
         if time.monotonic() > last_start:

@@ -24,7 +24,7 @@ from tools.kube import Manifests, Object, name_of
 from tools.workload import Workload, kinds
 
 FILE = "snapshot.json"
-CURRENT, PREVIOUS = "current", "previous"
+CURRENT, PREVIOUS, OTHER = "current", "previous", "other"
 LARGEST_FILE, LARGEST_LOG = 64 * 2**20, 4 * 2**20  # bytes
 MOST_LOGS = 64  # files
 NEVER = datetime.min.replace(tzinfo=UTC)
@@ -32,10 +32,10 @@ NEVER = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Log:
-    """The end of one container's log: of the current container, or of the one before a restart."""
+    """The end of a log: of the training container, of that before a restart, or of the OTHER that failed the pod."""
 
     pod: str
-    which: str  # CURRENT | PREVIOUS
+    which: str  # CURRENT | PREVIOUS | OTHER
     text: str
 
 
@@ -191,7 +191,7 @@ class Snapshot:
         value |= {name: getattr(shared, name) for name in kept}
         texts = {f"{log.pod}.{log.which}.log": log.text for log in shared.logs}
         if (directory / FILE).exists():
-            for which in (CURRENT, PREVIOUS):  # the logs of the snapshot that this one replaces
+            for which in (CURRENT, PREVIOUS, OTHER):  # the logs of the snapshot that this one replaces
                 for old in directory.glob(f"*.{which}.log"):
                     old.unlink()
         for name, text in {**texts, FILE: json.dumps(value, indent=1) + "\n"}.items():
