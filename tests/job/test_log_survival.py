@@ -51,6 +51,7 @@ def test_steps_of_its_own_rank_count_where_each_rank_prints_its_own() -> None:
         [f"step {n} loss 2.1" for n in (50, 51, 52, 53)],  # it continues from a checkpoint
         [f"epoch 2 step {n} loss 2.1" for n in (1, 2, 3, 4)],
         [f"epoch {'9' * 400} step {n} loss 2.1" for n in (1, 2, 3, 4)],
+        [f'{{"level": "info", "event": "step", "step": {n}, "loss": 2.1}}' for n in range(101, 105)],
         [f"{{'loss': 2.{n}, 'learning_rate': 1e-05, 'epoch': 0.1}}" for n in (1, 2, 3, 4)],
     ],
 )

@@ -16,6 +16,7 @@ from tools.job.diagnosis import log_patterns, log_survival, signs
 from tools.job.diagnosis.log_patterns import form
 from tools.job.diagnosis.log_tracebacks import Traceback
 from tools.job.snapshot.log_lines import Line, cut
+from training.run import trainer_logs
 
 WRAPPED = 60  # characters: the package rich also wraps the message below its box
 MESSAGE = 6  # further lines of an exception's message
@@ -270,7 +271,9 @@ def _unfolded(line: Line) -> Iterator[Line]:
             yield from _unfolded(replace(line, text=words if words.startswith("{") else cut(words)))
     elif level is None:
         yield replace(line, text=cut(own))
-    elif level in _SEVERE:
+    elif level not in _SEVERE:  # of these lines only steps count: they show what was survived
+        yield from [replace(line, text=cut(own))] if trainer_logs.from_json(inside) else []
+    else:
         found = [str(value[key]).partition("Traceback (most recent") for key in _MESSAGES if value.get(key)]
         texts = [f"ERROR {words}" for message, *_ in found for words in message.splitlines()]
         texts += [words for _, mark, rest in found for words in f"{mark}{rest}".splitlines()]
