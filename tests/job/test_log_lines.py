@@ -69,7 +69,7 @@ def test_a_training_job_is_healthy_whatever_its_log_says(world: NewWorld) -> Non
 def reported(case: Case) -> Iterator[str]:
     """The lines of a log, each report of a failure on one line, and the places that raised exceptions."""
     yield from case.text.splitlines()
-    for report in log_failures.of(log_lines.read(case.text)):
+    for report in log_failures.Reading(log_lines.read(case.text)).reports:
         yield from (report.text, report.place)
 
 
@@ -129,7 +129,9 @@ def test_every_class_of_topics_is_one_that_has_a_remedy() -> None:
 
 def test_every_word_of_a_topic_occurs_in_a_log() -> None:
     """A pattern of a topic that no log of failures has is not tested."""
-    reports = [one for case in CASES if case.why != HEALTHY for one in log_failures.of(log_lines.read(case.text))]
+    reports = [
+        one for case in CASES if case.why != HEALTHY for one in log_failures.Reading(log_lines.read(case.text)).reports
+    ]
     texts = "\n".join(f"{one.text}\n{one.place.lower()}\n{one.place}\n{one.stack.lower()}" for one in reports)
     for topic in log_topics.topics():
         for value in vars(topic).values():

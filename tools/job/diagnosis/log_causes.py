@@ -12,9 +12,8 @@ from datetime import datetime
 from tools.job.diagnosis import log_failures, log_patterns, log_topics, log_tracebacks, signs
 from tools.job.diagnosis.cause import OWN_TRAINER, TRAINERS, Cause, short
 from tools.job.diagnosis.exit_codes import KINDS, SIGNALS, UNKNOWN, VICTIMS, failure, summary_of
-from tools.job.diagnosis.log_failures import Report, Weight
+from tools.job.diagnosis.log_failures import Reading, Report, Weight
 from tools.job.diagnosis.log_patterns import form
-from tools.job.metrics import series
 from tools.job.snapshot.log_lines import Line
 from training.run.failure import CODES
 
@@ -135,18 +134,20 @@ class Found:
         return self.kind in VICTIMS
 
 
-def first_cause(lines: Iterable[Line], reports: list[Report] | None = None) -> Found | None:
-    """Return what a log concludes, else the failure that ended its processes, else a consequence of one.
+def first_cause(lines: Iterable[Line]) -> Found | None:
+    """Return the cause that `cause_of` finds in lines."""
+    return cause_of(Reading(list(lines)))
 
-    `reports` are those of the lines, if they are known.
+
+def cause_of(log: Reading) -> Found | None:
+    """Return what a log concludes, else the failure that ended its processes, else a consequence of one.
 
     An exception that a rank did not catch outranks one that may have been caught, and that outranks what was
     only logged. An exception of an unknown class is `script`. The error that an unknown program reports at the
     end of its log is `crash`. None: no line reports an error.
     """
-    every = list(lines)
-    found = _first_cause(every, log_failures.of(every) if reports is None else reports)
-    return found and replace(found, trainer=_trainer([found.line, *every[:NAMED], *every[-NAMED:]]))
+    found = _first_cause(log)
+    return found and replace(found, trainer=_trainer([found.line, *log.lines[:NAMED], *log.lines[-NAMED:]]))
 
 
 def of_survived(report: Report) -> Found:
@@ -163,7 +164,8 @@ def _trainer(lines: list[Line]) -> str:
     return next((name for name, words in seen if any(words.search(line.text) for line in lines)), "")
 
 
-def _first_cause(every: list[Line], reports: list[Report]) -> Found | None:
+def _first_cause(log: Reading) -> Found | None:
+    every, reports = log.lines, log.reports
     own = [one for one in map(_own, every) if one is not None]
     reported = [found for one in reports if one.weight is not Weight.CUT and (found := _found(one))]
     if any(form("asserted").search(line.text) for line in every):
@@ -181,7 +183,7 @@ def _first_cause(every: list[Line], reports: list[Report]) -> Found | None:
     if found is None or (found.kind in UNKNOWN and found.vague):  # the log does not explain the end
         warned = _in_any_line(every, [form("quiet")], lambda one: not one.victim) if said else None
         found = warned or found or _at_the_end(every, reports) or next(iter(reported), None)
-    plain = [] if found or reports or series.from_log(every) else log_failures.plain(every)
+    plain = [] if found or reports or log.records else log.plain
     if any(form("ignored").search(log_failures.bare(line)) for line in plain):
         return None
     # A program without levels, that did not train; then what it warned of last.

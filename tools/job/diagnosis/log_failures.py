@@ -9,12 +9,16 @@ Reports that training survived are left out: steps after a report show that it w
 import enum
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from tools.job.diagnosis import log_patterns, log_survival, signs
 from tools.job.diagnosis.log_patterns import form
+from tools.job.diagnosis.log_survival import Survival
 from tools.job.diagnosis.log_tracebacks import Traceback
+from tools.job.metrics import series
+from tools.job.metrics.series import Record
 from tools.job.snapshot.log_lines import Line, cut
 from training.run import trainer_logs
 
@@ -70,36 +74,46 @@ _ENVELOPES = (*_COLLECTED, "message", "msg", "line", "text", "body", "_raw")
 _NESTED = ("content", "jsonPayload", "_source", "result", "attributes", "error", "log")  # objects with such keys
 
 
-def of(lines: Iterable[Line]) -> list[Report]:
-    """Return the reports of a log, or of several merged by time, without those that were survived."""
-    every = plain(lines)
-    survival = log_survival.of(every)
-    return [one for one in _reports(every, survival.first) if not survival.covers(one.line, one.index)]
+@dataclass(frozen=True)
+class Reading:
+    """What a log says, or several merged by time. Each part is read once, when it is first asked for."""
 
+    lines: list[Line]
 
-def survived(lines: Iterable[Line]) -> list[Report]:
-    """Return the exceptions and errors of a log that training survived."""
-    every = plain(lines)
-    survival = log_survival.of(every)
-    reports = _reports(every) if survival.last else ()
-    return [one for one in reports if one.weight <= Weight.LOGGED and survival.covers(one.line, one.index)]
+    @cached_property
+    def plain(self) -> list[Line]:
+        """The lines as programs wrote them, without what collectors have put around them."""
+        return _unmarked([one for line in self.lines for one in _unfolded(line)])
 
+    @cached_property
+    def records(self) -> list[Record]:
+        """The steps of training."""
+        return series.from_log(self.lines)
 
-def unexplained(lines: Iterable[Line], reports: list[Report]) -> tuple[Line | None, Line | None, Line | None]:
-    """Return where a traceback is cut, the first line that says that a child ended itself, and the last warning.
+    @cached_property
+    def _survival(self) -> Survival:
+        return log_survival.of(self.plain)
 
-    Steps after them count. `reports` are those of the lines.
-    """
-    every = plain(lines)
-    rest = every[log_survival.of(every).by_all :]
-    left = next((line for line in rest if form("left").search(line.text)), None)
-    cut = next((one.line for one in reports if one.weight is Weight.CUT), None)
-    return cut, left, next((line for line in reversed(rest) if form("warned").search(bare(line))), None)
+    @cached_property
+    def reports(self) -> list[Report]:
+        """The reports of failures, without those that were survived."""
+        found = _reports(self.plain, self._survival.first)
+        return [one for one in found if not self._survival.covers(one.line, one.index)]
 
+    def survived(self) -> list[Report]:
+        """Return the exceptions and errors that training survived."""
+        reports = _reports(self.plain) if self._survival.last else ()
+        return [one for one in reports if one.weight <= Weight.LOGGED and self._survival.covers(one.line, one.index)]
 
-def plain(lines: Iterable[Line]) -> list[Line]:
-    """Return the lines as programs wrote them, without what collectors have put around them."""
-    return _unmarked([one for line in lines for one in _unfolded(line)])
+    def unexplained(self) -> tuple[Line | None, Line | None, Line | None]:
+        """Return where a traceback is cut, the first line that says that a child ended itself, and the last warning.
+
+        Steps after them count.
+        """
+        rest = self.plain[self._survival.by_all :]
+        left = next((line for line in rest if form("left").search(line.text)), None)
+        cut = next((one.line for one in self.reports if one.weight is Weight.CUT), None)
+        return cut, left, next((line for line in reversed(rest) if form("warned").search(bare(line))), None)
 
 
 def _unmarked(lines: list[Line]) -> list[Line]:

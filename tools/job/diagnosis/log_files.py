@@ -10,16 +10,17 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import IO, cast
 
 from tools.core import State, UserError, moment
 from tools.core.output import count
-from tools.job.diagnosis import exit_codes, log_causes, log_failures, log_patterns, no_steps, performance
+from tools.job.diagnosis import exit_codes, log_causes, log_patterns, no_steps, performance
 from tools.job.diagnosis.cause import CAUSES, Cause, short
 from tools.job.diagnosis.explain import Explanation
 from tools.job.diagnosis.log_causes import Found
-from tools.job.diagnosis.log_failures import Report
+from tools.job.diagnosis.log_failures import Reading
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.log_lines import Line
 
@@ -29,7 +30,6 @@ LARGEST = 2**30  # bytes of a log, unpacked
 CHUNK = 2**20
 GZIP = b"\x1f\x8b"
 MOST = 512  # files
-Reports = list[list[Report]]  # of each log
 CUT = "the log ends inside a traceback, which shows where it failed and not why: give the lines that follow"
 LEFT = "a process failed, and its own output is not in the log: give the log of that rank"
 SHOWN = 3  # errors that training survived
@@ -47,6 +47,10 @@ class LogFile:
     name: str
     lines: list[Line]
     skipped: int = 0
+
+    @cached_property
+    def reading(self) -> Reading:
+        return Reading(self.lines)
 
     @property
     def rank(self) -> int | None:
@@ -96,8 +100,7 @@ def _from(name: str, file: IO[bytes]) -> LogFile:
 def explain(files: Iterable[LogFile], code: int | None = None) -> Explanation:
     """Return the cause that logs show. Each file is the log of one rank or pod; `code` is its exit code."""
     logs = list(files)
-    reports = [log_failures.of(log.lines) for log in logs]
-    found = [(log, log_causes.first_cause(log.lines, own)) for log, own in zip(logs, reports, strict=True)]
+    found = [(log, log_causes.cause_of(log.reading)) for log in logs]
     causes = [_cause(log, one, code) for log, one in found if one and not (one.unsure and code == 0)]
     checked = [
         f"{log.name}: {count(len(log.lines), 'line')}"
@@ -111,12 +114,12 @@ def explain(files: Iterable[LogFile], code: int | None = None) -> Explanation:
         causes.sort(key=lambda cause: (cause.kind == "drained", cause.kind in exit_codes.UNKNOWN, *cause.order))
         causes.sort(key=lambda cause: cause.layer)
         return Explanation(State.FAIL, causes[0].summary, causes, checked)
-    return _without_failure(logs, reports, code, checked)
+    return _without_failure(logs, code, checked)
 
 
-def _without_failure(logs: list[LogFile], reports: Reports, code: int | None, checked: list[str]) -> Explanation:
+def _without_failure(logs: list[LogFile], code: int | None, checked: list[str]) -> Explanation:
     """Return the answer for logs that report no failure."""
-    seen = [no_steps.look(log.lines, bool(log.skipped)) for log in logs]
+    seen = [no_steps.look(log.lines, bool(log.skipped), log.reading.records) for log in logs]
     kind = exit_codes.kind_of(code, accelerated=True) if code else None
     for log, one in zip(logs, seen, strict=True):
         for lost in performance.lost(one.records):
@@ -124,7 +127,7 @@ def _without_failure(logs: list[LogFile], reports: Reports, code: int | None, ch
             return Explanation(State.FAIL, lost.summary, [replace(lost, evidence=evidence)], checked)
         for lost in performance.lost_in_words(log.lines):
             return Explanation(State.FAIL, lost.summary, [lost], checked)
-    survived = [(log, report) for log in logs for report in log_failures.survived(log.lines)]
+    survived = [(log, report) for log in logs for report in log.reading.survived()]
     if code and survived and kind is None and code not in (126, 127):
         log, report = survived[-1]
         cause = _cause(log, log_causes.of_survived(report), code)
@@ -147,8 +150,7 @@ def _without_failure(logs: list[LogFile], reports: Reports, code: int | None, ch
         cause = exit_codes.failure("no-steps", "the process", evidence, "")
         confidence = "high: the log says why" if quit_early else "medium: no line looks like training"
         return Explanation(State.FAIL, cause.summary, [replace(cause, confidence=confidence)], checked)
-    rest = [log_failures.unexplained(log.lines, own) for log, own in zip(logs, reports, strict=True)]
-    cut, left, warned = zip(*rest, strict=True)
+    cut, left, warned = zip(*(log.reading.unexplained() for log in logs), strict=True)
     for found, summary in ((cut, CUT), (left, LEFT)):
         if code is None and (line := next(filter(None, found), None)):
             told = f"{_place(line)}: {short(line.text.strip())}"

@@ -37,9 +37,8 @@ class Look:
         return max((one.step for one in self.records if one.step is not None), default=None)
 
 
-def look(lines: list[Line], cut: bool) -> Look:
-    """Return what the lines of a log show. `cut`: the log's begin is missing."""
-    records = series.from_log(lines)
+def look(lines: list[Line], cut: bool, records: list[Record]) -> Look:
+    """Return what the lines of a log show, with the records of its steps. `cut`: the log's begin is missing."""
     last = next((line for line in reversed(lines) if line.text.strip()), None)
     at = next((index for index, line in enumerate(lines) if form("gave_up").search(line.text)), None)
     gave_up = None if at is None or _continued(lines[at + 1 :]) else lines[at]
@@ -62,7 +61,7 @@ def ended(snapshot: Snapshot) -> Iterator[Cause]:
     logs = [log_lines.read(snapshot.log(pod.name), pod.short) for pod in pods]
     if now.beats or now.records or not all(logs):
         return
-    seen = [look(lines, len(lines) >= CUT) for lines in logs]
+    seen = [look(lines, len(lines) >= CUT, series.from_log(lines)) for lines in logs]
     if any(one.trained or (one.busy and not one.gave_up) for one in seen):
         return
     shown = next((one.gave_up for one in seen if one.gave_up), seen[0].last)
