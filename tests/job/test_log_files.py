@@ -103,6 +103,7 @@ def test_the_name_of_a_file_tells_its_rank(name: str) -> None:
         ("hello\n", None, 3, None),
         ("", None, 3, None),
         (STEPS, 137, 1, "killed"),
+        (STEPS, -9, 1, "killed"),
         (STEPS, 139, 1, "memory-fault"),
         (STEPS, 143, 1, "drained"),
         (STEPS, 130, 1, "drained"),

@@ -98,8 +98,12 @@ def _from(name: str, file: IO[bytes]) -> LogFile:
 
 
 def explain(files: Iterable[LogFile], code: int | None = None) -> Explanation:
-    """Return the cause that logs show. Each file is the log of one rank or pod; `code` is its exit code."""
+    """Return the cause that logs show. Each file is the log of one rank or pod; `code` is its exit code.
+
+    torchrun writes the exit code of a process that signal 9 ended as -9, a shell as 137.
+    """
     logs = list(files)
+    code = 128 - code if code is not None and code < 0 else code
     found = [(log, log_causes.cause_of(log.reading)) for log in logs]
     causes = [_cause(log, one, code) for log, one in found if one and not (one.unsure and code == 0)]
     checked = [
