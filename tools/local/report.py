@@ -15,11 +15,13 @@ from tools.simulator.supervisor import Outcome
 from training.config import Config
 from training.run import failure as failures
 from training.run.directory import RunDir, read_json
+from training.run.files import end_of
 
 FIRST_CELL = "overlays/cpu/llama-tiny"
 # Cells that have a make target.
 TARGETS = {FIRST_CELL: "train", "overlays/cpu/llama-tiny-lora": "finetune"}
 LAST_LINES = 3
+LONGEST_END = 2**20  # bytes of a log that are read: its end
 LONGEST_MESSAGE = 400  # characters; compilers print pages
 
 Report = dict[str, Any]
@@ -161,7 +163,7 @@ def failure(job: LocalJob, outcome: Outcome, started: float) -> UserError:
 def last_lines(log: Path) -> str:
     """Return the last informative lines of a pod's log in one line, without torchrun's own report."""
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = end_of(log, LONGEST_END).splitlines()
     except OSError:
         return ""
     attempts = [index for index, line in enumerate(lines) if line.startswith("--- attempt ")]

@@ -17,10 +17,11 @@ from training.run import clock
 from training.run.directory import LONGEST_JSON, RunDir, read_json, write_json
 from training.run.exit_status import exit_in_words
 from training.run.failure import CODES, PERMANENT, Failure, cause, classify_text, is_consequence, one_line
-from training.run.files import read_bounded
+from training.run.files import end_of, read_bounded
 
 POD_UID = "POD_UID"  # set by the manifest; stays the same when a container restarts in its pod
 LAST_LINES = 12
+READ = 16384  # bytes at the end of a rank's log
 _USAGE = 2  # argparse's exit code for a wrong command line
 
 
@@ -191,19 +192,15 @@ def _values(end: End, run: RunDir, attempts: int) -> dict[str, Any]:
         "phase": failure.phase if failure else None,
         **values,
         "traceback": failure.traceback if failure else "",
-        "last_lines": _tail(log) or end.last_lines,
+        "last_lines": (_tail(log) if log else []) or end.last_lines,
         "record": failure.path.name if failure and failure.path else None,
         "attempts": attempts,
     }
 
 
-def _tail(log: Path | None) -> list[str]:
+def _tail(log: Path) -> list[str]:
     """The last lines of a rank's log."""
-    if log is None:
-        return []
     try:
-        with log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 16384))
-            return file.read().decode(errors="replace").splitlines()[-LAST_LINES:]
+        return end_of(log, READ).splitlines()[-LAST_LINES:]
     except OSError:
         return []

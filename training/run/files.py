@@ -45,6 +45,13 @@ def read_bounded(path: Path, limit: int, *, follow: bool = False) -> bytes:
     return content
 
 
+def end_of(path: Path, most: int) -> str:
+    """Return the last `most` bytes of a regular file as text; OSError for any other."""
+    with open_regular(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        return _all_of(file, most).decode(errors="replace")
+
+
 def _all_of(file: FileIO, most: int) -> bytes:
     """Return the file's bytes up to `most`; a network file system may return fewer for one read."""
     parts, left = [], most
