@@ -40,6 +40,7 @@ EVIDENCE = {
     "the_node_has_restarted": "event Rebooted",
     "the_startup_probe_has_failed": "failed startup probe",
     "the_pods_ended_without_one_step": "Not enough GPUs to train",
+    "the_registry_denies_at_the_end_of_a_long_message": "403 Forbidden",
     "a_spot_node_is_taken_back": "SpotInterruption",
     "hyperpod_drains_a_node_with_a_broken_card": "fault-reasons XID_79",
 }
@@ -69,6 +70,10 @@ def test_the_right_cause_comes_first_with_its_evidence(one: Situation, world: Ne
         ("the_file_system_is_not_reached", "port 2049"),
         ("lustre_does_not_mount_and_it_looks_like_a_slow_pull", "kubectl describe pod"),
         ("the_nodes_runtime_is_not_configured", "runtimeClassName"),
+        ("the_file_system_denies_the_mount", "ClientMount"),
+        ("lustre_is_not_on_the_node", "install the Lustre client"),
+        ("the_servers_of_lustre_are_not_reached", "988"),
+        ("the_startup_probe_has_failed", "timeoutSeconds"),
         ("a_rank_ends_with_a_bus_error_and_says_nothing", "/dev/shm"),
     ],
 )

@@ -13,6 +13,7 @@ from tools.job.snapshot.snapshot import Snapshot
 
 UNKNOWN_TIME = datetime.max.replace(tzinfo=UTC)  # sorts behind every known time
 LONGEST = 220  # characters of one line of evidence
+LONGEST_TEXT = 4000  # characters of a text of which evidence shows the begin and the end
 CAUSES: dict[str, dict[str, str]] = load("job/diagnosis/causes.yaml")
 TRAINERS: dict[str, dict[str, str]] = load("job/diagnosis/trainers.yaml")
 OWN_TRAINER = "trainyard"
@@ -81,5 +82,6 @@ Rule = Callable[[Snapshot], Iterator[Cause]]  # finds causes of one family
 
 
 def short(text: str, longest: int = LONGEST) -> str:
-    """Return a text as one line of evidence."""
-    return output.short(text, longest)
+    """Return a text as one line of evidence: its begin and its end, where kubelets and registries put the reason."""
+    line = output.short(text, LONGEST_TEXT)
+    return line if len(line) <= longest else f"{line[: longest - longest // 3 - 1]}…{line[-(longest // 3) :]}"

@@ -21,6 +21,7 @@ from training.run.failure import cause as first_of
 WAITS_FOR_MASTER = "init-pytorch"  # the operator's init container: it fails if the master's name does not resolve
 PROBE_LAG = 120.0  # seconds from a kubelet's event to the end of the container, with its grace period
 PROBE = re.compile(r"failed (liveness|startup) probe")
+PROBE_ADVICE = "see in the rank's log why it did not answer; else raise the probe's timeoutSeconds and failureThreshold"
 METRICS_LAG = 5.0  # seconds after a step's end in which its metrics are written
 # Ends of a process without its own fault. An unhealthy node explains them.
 FROM_OUTSIDE = ("node-lost", "drained", "killed", "memory-fault")
@@ -218,7 +219,7 @@ def _from_probe(snapshot: Snapshot, failed: Failed) -> Cause | None:
         if event.get("reason") == "Killing" and (probe := PROBE.search(said)) and near:
             summary = f"{failed.pod.short}: its {probe[1]} probe failed, and the kubelet ended it"
             evidence = [short(f"{failed.where}: {said}")]
-            return Cause("killed", Layer.FAILED, summary, evidence, failed.pod.name, at=at)
+            return Cause("killed", Layer.FAILED, summary, evidence, failed.pod.name, at=at, advice=PROBE_ADVICE)
     return None
 
 
