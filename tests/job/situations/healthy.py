@@ -157,3 +157,18 @@ def a_sidecar_crashes_again_and_again_and_it_trains(world: World) -> None:
     waits = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s restarting"}}
     last = {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": ago(30)}}
     world.init(1, "fluent-bit", waits, last, restartPolicy="Always")
+
+
+@situation(HEALTHY)
+def a_tracker_is_not_reached_and_an_unknown_trainer_works(world: World) -> None:
+    warns = "wandb: Network error (ConnectionError), entering retry loop."
+    world.log(0, *(line for n in range(150) for line in (warns, f"it {n}: {n / 7:.3f}")), seconds=301)
+
+
+@situation(HEALTHY)
+def an_unknown_trainer_has_recovered_long_ago(world: World) -> None:
+    """Its lines show no step, but it runs much longer than before the restart."""
+    world.running(1, seconds=7200, restarts=2)
+    ended = {"exitCode": 1, "reason": "Error", "startedAt": ago(7600), "finishedAt": ago(7210)}
+    world.pods[1]["status"]["containerStatuses"][0]["lastState"] = {"terminated": ended}
+    world.log(1, *(f"it {n}: {n / 7:.3f}" for n in range(50)), seconds=51)

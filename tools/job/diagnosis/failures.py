@@ -21,6 +21,7 @@ from training.run.failure import cause as first_of
 WAITS_FOR_MASTER = "init-pytorch"  # the operator's init container: it fails if the master's name does not resolve
 PROBE_LAG = 120.0  # seconds from a kubelet's event to the end of the container, with its grace period
 PROBE = re.compile(r"failed (liveness|startup) probe")
+RECOVERED = 600.0  # seconds that a restarted container runs
 PROBE_ADVICE = "see in the rank's log why it did not answer; else raise the probe's timeoutSeconds and failureThreshold"
 METRICS_LAG = 5.0  # seconds after a step's end in which its metrics are written
 # Ends of a process without its own fault. An unhealthy node explains them.
@@ -80,16 +81,24 @@ def failed_pods(snapshot: Snapshot) -> list[Failed]:
             found.append(Failed(pod, broken[1], OTHER, broken[0]))
         elif pod.phase == "Failed" or (pod.ended_for_good and end and end.code != 0):
             found.append(Failed(pod, end, CURRENT))
-        elif pod.waiting[0] == "CrashLoopBackOff" or (pod.restarts and end and _stuck(end, pod, moved)):
+        elif pod.waiting[0] == "CrashLoopBackOff" or (
+            pod.restarts and end and _stuck(end, pod, moved, snapshot.age(pod.started))
+        ):
             found.append(Failed(pod, end, PREVIOUS if pod.restarts else CURRENT))
     return found
 
 
-def _stuck(end: End, pod: JobPod, moved: datetime | None) -> bool:
-    """Return whether there is no sign of progress since a container ended and was restarted."""
+def _stuck(end: End, pod: JobPod, moved: datetime | None, age: float | None) -> bool:
+    """Return whether there is no sign of progress since a container ended and was restarted `age` seconds ago.
+
+    A trainer whose steps are not known has recovered if it runs much longer than the last time.
+    """
     if end.code == 0 or end.at is None:
         return False
     if pod.running:
+        before = (end.at - (end.began or end.at)).total_seconds()
+        if moved is None and age is not None and age > max(RECOVERED, 2 * before):
+            return False
         trained = end.began is not None and moved is not None and moved >= end.began
         return pod.restarts > 1 and not trained and (moved is None or moved <= end.at)
     return moved is None or moved <= end.at
