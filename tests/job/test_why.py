@@ -11,6 +11,7 @@ from tests.job.conftest import Cluster, NewWorld
 from tests.job.confusion import Confusion, said
 from tests.job.corpus import CANNOT_TELL, HEALTHY, Situation
 from tests.job.situations import SITUATIONS
+from tests.job.world import ago
 from tools.job.diagnosis.explain import explain
 from tools.job.snapshot import collect, kinds
 from tools.kube import kubectl
@@ -94,6 +95,13 @@ def test_a_deleted_pods_last_words_have_their_own_remedy(world: NewWorld) -> Non
     cause = explain(made.snapshot()).causes[0]
     assert cause.kind == "device"
     assert "nvidia-fabricmanager" in cause.remedy
+
+
+def test_a_pod_that_is_still_there_after_its_deletion_is_named(world: NewWorld) -> None:
+    made = world()
+    made.pods[1]["metadata"]["deletionTimestamp"] = ago(600)
+    found = explain(made.snapshot())
+    assert (said(found), found.summary.partition(":")[0]) == (CANNOT_TELL, "worker-1 should have ended 10 min ago")
 
 
 def test_the_corpus_is_wide_enough() -> None:

@@ -20,3 +20,8 @@ def nothing_was_answered_in_time(world: World) -> None:
     for kind in ("Event", "Node", "Service", "NetworkPolicy"):
         world.unseen[kind] = "no answer from the cluster for 60 s"
     world.unseen |= {"others": "no answer", "logs": "no answer", "run directory": "no answer"}
+
+
+@situation(CANNOT_TELL)
+def a_program_prints_the_same_line_again_and_again(world: World) -> None:
+    world.log(0, *["waiting for data..."] * 400, seconds=401)

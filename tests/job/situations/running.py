@@ -83,3 +83,16 @@ def the_other_rank_waits_half_of_its_time(world: World) -> None:
 @situation("data-wait")
 def streaming_from_afar(world: World) -> None:
     world.training(rows=[{"data_wait_s": 0.35 + 0.01 * (n % 3)} for n in range(40)])
+
+
+@situation("rendezvous")
+def a_rank_asks_for_the_rendezvous_in_vain(world: World) -> None:
+    asks = "[c10d] The client socket has failed to connect to [x-worker-0]:29400 (errno: 111 - Connection refused)."
+    world.log(1, "loading", *[f"[W1121 11:50:00.0 socket.cpp:755] {asks}"] * 300, seconds=301)
+
+
+@situation("hub-unreachable")
+def the_model_is_asked_for_again_and_again(world: World) -> None:
+    asks = "HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /gpt2/config.json"
+    lines = [line for n in range(150) for line in (f"'{asks}' thrown while requesting", f"Retrying [Retry {n % 5}/5].")]
+    world.log(0, *lines, seconds=301)

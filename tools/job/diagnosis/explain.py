@@ -33,7 +33,7 @@ RULES: tuple[Rule, ...] = (
     *(scheduling.claims, scheduling.gated, scheduling.scheduler, scheduling.unschedulable),
     *(startup.references, startup.images, startup.container_errors, startup.mounts),
     *(failures.failures, deleted_pods.ended, no_steps.ended),
-    *(hangs.lost_nodes, hangs.unhealthy_nodes, hangs.network, hangs.hang, hangs.kept_alive),
+    *(hangs.lost_nodes, hangs.unhealthy_nodes, hangs.network, hangs.hang, hangs.waits, hangs.kept_alive),
     *(
         performance.not_finite,
         performance.named_straggler,
@@ -213,6 +213,9 @@ def _unclear(snapshot: Snapshot) -> str:
         age = snapshot.age(pod.created) or 0.0
         room = scheduling.room(snapshot, pod) if pod.node is None else None
         return f"{pod.short} has been {pod.phase} for {duration(age)}: {room or 'no obstacle was found'}"
+    for pod in (one for one in snapshot.pods if one.deleted):
+        late = duration(snapshot.age(moment(pod.item["metadata"]["deletionTimestamp"])) or 0.0)
+        return f"{pod.short} should have ended {late} ago: its node, a volume or a finalizer may hold it"
     now = progress.of(snapshot)
     if now.moved is not None:
         silent = (now.now - now.moved).total_seconds()

@@ -1,21 +1,26 @@
 """Causes of a job that runs but makes no progress."""
 
+import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 
 from tools.core.timestamps import duration, epoch, moment
-from tools.job.diagnosis import failures, node_health
+from tools.job.diagnosis import failures, log_causes, node_health
 from tools.job.diagnosis.admission import is_over
 from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.diagnosis.resources import existing
 from tools.job.metrics import progress
 from tools.job.snapshot import log_lines
+from tools.job.snapshot.log_lines import Line
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube import Object, network_policy
 from training.run.heartbeat import Beat
 
 TOGETHER = 3.0  # seconds between the last heartbeats of ranks that stopped at the same time
+PATIENT, WARNS = 300.0, 120.0  # seconds that all containers run, and of warnings, before an obstacle is a cause
+OTHERS = 6  # different lines between the warnings of a program that only waits: it counts its tries
 WINDS_DOWN = 120.0  # seconds that other containers of a pod have to end after the training
 
 
@@ -143,6 +148,30 @@ def hang(snapshot: Snapshot) -> Iterator[Cause]:
     yield Cause("hang", Layer.HUNG, summary, evidence, behind.host, rank, epoch(behind.time))
 
 
+def waits(snapshot: Snapshot) -> Iterator[Cause]:
+    """All pods run, none has taken a step, and one warns of the same obstacle again and again."""
+    now, ages = progress.of(snapshot), [snapshot.age(pod.started) or 0.0 for pod in snapshot.pods]
+    if is_over(snapshot) or now.step is not None or now.beats or min(ages, default=0.0) < PATIENT:
+        return
+    for pod in snapshot.pods:
+        lines = log_lines.read(snapshot.log(pod.name), pod.name)
+        earlier = [line for line in lines if (snapshot.age(line.time) or 0.0) > WARNS]
+        found, before = log_causes.waits(lines), log_causes.waits(earlier)
+        if found is None or before is None or found.kind != before.kind:
+            continue
+        if len(_others(lines[len(earlier) :], found.kind)) <= OTHERS:
+            evidence = [*found.cited(f"{pod.short} on {pod.node}"), f"it already warned of this {duration(WARNS)} ago"]
+            cause = found.cause(found.kind, pod.short, evidence, pod.name, before.line.time)
+            yield replace(cause, layer=max(cause.layer, Layer.HUNG))
+            return
+
+
+def _others(lines: list[Line], kind: str) -> set[str]:
+    """Return the texts of the lines that do not warn of a kind of obstacle: many in a job that works."""
+    known = ((line, log_causes.warning(line)) for line in lines)
+    return {line.text for line, found in known if found is None or found.kind != kind}
+
+
 def kept_alive(snapshot: Snapshot) -> Iterator[Cause]:
     """The training has ended with exit code 0, but another container keeps its pod, and so the job."""
     pods = snapshot.pods
@@ -172,6 +201,7 @@ def _ranks(beats: list[Beat]) -> str:
 
 
 def newest_line(snapshot: Snapshot) -> datetime | None:
-    """Return when a pod of the job last wrote a line, None if no log was seen."""
-    times = [line.time for log in snapshot.logs for line in log_lines.read(log.text)[-3:] if line.time]
-    return max(times, default=None)
+    """Return when a pod of the job last wrote a line that is not the one before it again, None without any."""
+    logs = ([Line(""), *log_lines.read(log.text)] for log in snapshot.logs)
+    new = (line.time for lines in logs for before, line in itertools.pairwise(lines) if line.text != before.text)
+    return max(filter(None, new), default=None)

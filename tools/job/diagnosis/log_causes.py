@@ -188,11 +188,7 @@ def _first_cause(log: Reading) -> Found | None:
         return None
     # A program without levels, that did not train; then what it warned of last.
     harmless = log_patterns.lines("harmless")
-    return (
-        found
-        or _in_any_line(plain, [form("any_mild"), harmless], lambda _: True)
-        or _waits([line for line in plain if line.text.strip()][-WARNED:])
-    )
+    return found or _in_any_line(plain, [form("any_mild"), harmless], lambda _: True) or waits(plain)
 
 
 def _of_a_broken_gpu(found: Found, reports: list[Report]) -> Found:
@@ -201,10 +197,15 @@ def _of_a_broken_gpu(found: Found, reports: list[Report]) -> Found:
     return replace(found, driver=driver, fix=None, says=None) if driver and driver != found.line else found
 
 
-def _waits(last: list[Line]) -> Found | None:
+def warning(line: Line) -> Found | None:
+    """Return the cause that a line of any level but INFO and below names."""
+    return _in_any_line([line], [form("quiet")], lambda _: True)
+
+
+def waits(lines: list[Line]) -> Found | None:
     """Return what a program warns of again and again in the last lines of its log."""
-    every = (_in_any_line([line], [form("quiet")], lambda _: True) for line in last)
-    known = [one for one in every if one and one.kind in log_topics.table("waited_for")]
+    last = [line for line in lines if line.text.strip()][-WARNED:]
+    known = [one for one in map(warning, last) if one and one.kind in log_topics.table("waited_for")]
     return next((one for one, other in itertools.pairwise(known) if one.kind == other.kind), None)
 
 
