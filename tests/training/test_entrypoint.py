@@ -330,6 +330,16 @@ def test_failures_fixed_by_a_restart_are_not_the_cause(tmp_path: Path) -> None:
         ),
         (1, ["[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"], "out of memory"),
         (1, ["ModuleNotFoundError: No module named 'training.nothing'"], "error"),
+        (
+            1,
+            [
+                "[rank3]: torch.OutOfMemoryError: CUDA out of memory.",
+                "[rank0]: torch.distributed.DistBackendError: NCCL",
+            ],
+            "out of memory",
+        ),
+        (1, ["[default0]:[rank0]: torch.OutOfMemoryError: CUDA out of memory."], "out of memory"),
+        (1, ["torch.distributed.DistNetworkError: failed to recv", "[rank0]: AssertionError"], "error"),
         (2, ["usage: torchrun [-h]", "torchrun: error: unrecognized arguments: --oops"], "config"),
         (-9, [], "killed"),
         (-11, [], "error"),

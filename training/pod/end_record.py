@@ -153,8 +153,8 @@ def _from_output(code: int, output: Output, out_of_memory: bool) -> tuple[str, s
     printed = output.exception()
     last = output.last(1)
     if printed is not None:
-        name, text = printed
-        return classify_text(f"{name}: {text}"), one_line(f"{name}: {text}")
+        text = ": ".join(filter(None, printed))
+        return classify_text(text), one_line(text)
     if code == _USAGE and last and "error:" in last[0]:
         return "config", one_line(last[0])
     return "error", one_line(f"{how}{': ' + last[0] if last else ''}")

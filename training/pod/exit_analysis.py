@@ -7,12 +7,15 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.run.failure import one_line
+from training.run.failure import classify_text, is_consequence, one_line
 
 _KEPT = 40  # lines
 # torch/distributed/elastic/multiprocessing/api.py, when torchrun gives up its group of workers.
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
-_EXCEPTION = re.compile(r"(?:\[[^\]]*\]:\s*)?((?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt)): ?(.*)")
+# Behind the prefixes of torchrun and torch. Without a message Python prints the name alone.
+_EXCEPTION = re.compile(
+    r"(?:\[[^\]]{0,40}\]: ?){0,3}((?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt))(?:: ?(.*))?"
+)
 # Lines that the launcher prints about itself or about any failure; they name no cause.
 _LAUNCHER = re.compile(
     r"torch\.distributed\.elastic|torch/distributed/(?:elastic|run|launch)|ChildFailedError|^[IWE]\d{4} |"
@@ -51,12 +54,11 @@ class Output:
         return list(self._lines)[-count:]
 
     def exception(self) -> tuple[str, str] | None:
-        """Name and message of the last printed exception."""
-        for line in reversed(self._lines):
-            found = _EXCEPTION.fullmatch(line.strip())
-            if found:
-                return found[1].rpartition(".")[2], one_line(found[2])
-        return None
+        """Name and message of the last printed exception, if possible not of one that follows from another rank's."""
+        matches = filter(None, (_EXCEPTION.fullmatch(line.strip()) for line in reversed(self._lines)))
+        found = [(match[1].rpartition(".")[2], one_line(match[2] or "")) for match in matches]
+        own = (one for one in found if not is_consequence(classify_text(": ".join(one))))
+        return next(own, found[0] if found else None)
 
 
 def memory_kills() -> int | None:

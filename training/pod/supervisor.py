@@ -345,7 +345,7 @@ class Pod:
             return "killed", how, ""
         printed = self._output.exception()
         if death.code > 0 and printed is not None:
-            text = ": ".join(printed)
+            text = ": ".join(filter(None, printed))
             return failure.classify_text(text), failure.one_line(text), printed[0]
         if death.code == -signal.SIGABRT:  # NCCL's watchdog ends a process this way
             return failure.classify_text("\n".join(self._output.last())), how, ""
