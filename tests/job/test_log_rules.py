@@ -97,8 +97,7 @@ def test_a_rule_that_can_never_fire_is_named() -> None:
     "pattern",
     [
         "(?!)", "(?<!)a", "(a$b|c$d)", "(a$)b", "a(^b)", "step\\nloss", "a\\Z\\n", "a$.", "(?:a(?!))+", "(?>(?!))",
-        "(?!.*)x", "(?!ERROR|WARN)ERROR.*", "(?=ab)ac", "[^\\s\\S]", "(?<=loss: )\\d+", "ab(?<=xyz)c", "\\Bfoo",
-        "\\b\\[foo", "a\\bc", "(?=(?!))a", "(?!(?:a|b)*)c",
+        "(?<=loss: )\\d+", "ab(?<=xyz)c", "\\Bfoo", "\\b\\[foo", "a\\bc", "(?=(?!))a",
     ],
 )  # fmt: skip
 def test_a_pattern_that_can_never_match_is_proven_so(pattern: str) -> None:
@@ -128,10 +127,7 @@ def test_a_rule_that_may_match_is_not_called_impossible(pattern: str) -> None:
 @pytest.mark.parametrize(
     ("pattern", "shorter", "expected"),
     [
-        (  # the proof tries the pattern on its own text
-            f"(?!(?:a|aa)*b){'a' * 60}", f"(?!(?:a|aa)*b){'a' * 6}b", (State.WARN, "Steps: no line matched"),
-        ),
-        (  # and on an empty one
+        (  # the proof tries the pattern on an empty text
             f"{'(?:|)' * 60}(?!x)\\b", f"{'(?:|)' * 6}(?!x)", (State.PASS, "Steps: does not fire; 1 line matched"),
         ),
     ],

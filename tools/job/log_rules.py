@@ -11,12 +11,10 @@ import re._compiler as compiler  # type: ignore[import-not-found]
 import re._constants as codes  # type: ignore[import-not-found]
 import re._parser as parser  # type: ignore[import-not-found]
 import signal
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from tools.core import State, UserError, Verdict
@@ -44,7 +42,6 @@ _STARTS = {codes.AT_BEGINNING, codes.AT_BEGINNING_STRING}
 _ENDS = {codes.AT_END: 1, codes.AT_END_STRING: 0}  # characters that may follow: the line's own end
 _BOUNDARIES = {codes.AT_BOUNDARY: True, codes.AT_NON_BOUNDARY: False}  # whether one side is a word and one is not
 _CHARACTERS = {codes.LITERAL, codes.NOT_LITERAL, codes.IN, codes.ANY}
-_LAZY = {codes.MAX_REPEAT, codes.MIN_REPEAT, codes.BRANCH}
 _REPEATS = {codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT}
 
 
@@ -278,17 +275,12 @@ def fault_of(rule: dict[str, Any]) -> tuple[str, str] | None:
 def impossible(pattern: str) -> str | None:
     """Return why no line can match a pattern from its start, None if one may. Raises re.error for no pattern.
 
-    A reason is a proof. Patterns without one, such as `a*+a` or one whose proof takes too long, may still be
-    impossible.
+    A reason is a proof. Patterns without one, such as `a*+a`, may still be impossible.
     """
     if len(pattern) > _LONGEST:
         raise re.error(f"{len(pattern):,} characters, at most {_LONGEST:,}")
     re.compile(pattern)
-    try:
-        with _limited(_PROOF_SECONDS):
-            return _impossible(parser.parse(pattern), 0, 0)
-    except _LateError:
-        return None
+    return _impossible(parser.parse(pattern), 0, 0)
 
 
 def _matches_empty(pattern: str) -> bool:
@@ -324,24 +316,14 @@ def _impossible(items: Any, least: int, most: int) -> str | None:
 def _reason(row: list[Any], index: int, item: Any, least: int, most: int) -> str | None:
     """Return why one item cannot match in its place."""
     code, value = row[index]
-    behind = _literals(row[index + 1 :], item.state.flags)
     if code is codes.AT:
         return _misplaced(row, index, item.state.flags, least, most)
     if code is codes.FAILURE or (code is codes.ASSERT_NOT and not value[1]):
         return "(?!) matches nothing"
     if code is codes.LITERAL and value == ord("\r"):
         return "Python reads a carriage return as the end of a line"
-    if code is codes.IN and not compiler.compile(item).search(_every_character()):
-        return "a class in [ ] has no character"
-    if code is codes.ASSERT_NOT and _is_plain(value[1]):
-        said = compiler.compile(value[1]).match(behind if value[0] > 0 else "")
-        return "what (?!...) excludes stands there" if said else None
     if code is codes.ASSERT and value[0] < 0:
         return "(?<=...) stands at the start of the line" if value[1].getwidth()[0] > most else None
-    if code is codes.ASSERT:
-        ahead = _literals(list(_flat(value[1])), item.state.flags)
-        if ahead[: len(behind)] != behind[: len(ahead)]:
-            return "other text follows than (?=...) demands"
     if code in _REPEATS and not value[0]:
         return None
     reasons = [_impossible(part, least, most) for part in _parts(code, value)]
@@ -386,19 +368,6 @@ def _parts(code: Any, value: Any) -> list[Any]:
     if code is codes.ASSERT:
         return [value[1]]
     return [value[2]] if code in _REPEATS else []
-
-
-def _is_plain(items: Any) -> bool:
-    """Whether a match depends on nothing but its own characters, so that text behind it changes nothing."""
-    return all(
-        code in _CHARACTERS or (code in _LAZY and all(map(_is_plain, _parts(code, value))))
-        for code, value in _flat(items)
-    )
-
-
-@cache
-def _every_character() -> str:
-    return "".join(map(chr, range(sys.maxunicode + 1)))
 
 
 def _ready(rule: dict[str, Any]) -> _Rule:
