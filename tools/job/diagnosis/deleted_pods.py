@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from tools.core.timestamps import moment
-from tools.job.diagnosis import exit_codes, failures, log_causes, startup
+from tools.job.diagnosis import exit_codes, failures, log_causes, signs
 from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.diagnosis.exit_codes import failure
 from tools.job.diagnosis.resources import accelerators
@@ -80,7 +80,7 @@ def _starts(snapshot: Snapshot) -> Iterator[Object]:
 def _from_start(event: Object) -> Cause:
     message, pod = str(event["message"]), str(event["involvedObject"]["name"])
     evidence = [short(f"{pod}: {message}"), "from the kubelet's event: the pod is gone"]
-    return failure(startup.start_error(message), pod, evidence, pod, at=event_time(event))
+    return failure(signs.cause_of("container-start", message, "command"), pod, evidence, pod, at=event_time(event))
 
 
 def _near(event: datetime | None, end: datetime | None) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tools.core.timestamps import epoch, moment
-from tools.job.diagnosis import exit_codes, log_causes, log_patterns, node_health, signs, startup
+from tools.job.diagnosis import exit_codes, log_causes, log_patterns, node_health, signs
 from tools.job.diagnosis.cause import OWN_TRAINER, Cause, Layer, short
 from tools.job.diagnosis.exit_codes import failure, layer_of, summary_of
 from tools.job.diagnosis.resources import accelerators
@@ -150,7 +150,7 @@ def _from_status(failed: Failed) -> Cause | None:
         return failure("oom-host", pod.short, evidence, pod.name, at=at)
     if end and end.reason in ("StartError", "ContainerCannotRun"):
         evidence = [short(f"{failed.where}: {end.reason}, exit code {end.code}: {end.message}")]
-        return failure(startup.start_error(end.message), pod.short, evidence, pod.name, at=at)
+        return failure(signs.cause_of("container-start", end.message, "command"), pod.short, evidence, pod.name, at=at)
     # containerd's word for a container that it no longer finds, as after a restart of the node.
     if end and (end.reason == "ContainerStatusUnknown" or (end.reason, end.code) == ("Unknown", 255)):
         evidence = [short(f"{failed.where}: {end.reason}, exit code {end.code} {end.message}")]

@@ -155,21 +155,16 @@ def waits(snapshot: Snapshot) -> Iterator[Cause]:
         return
     for pod in snapshot.pods:
         lines = log_lines.read(snapshot.log(pod.name), pod.name)
-        earlier = [line for line in lines if (snapshot.age(line.time) or 0.0) > WARNS]
-        found, before = log_causes.waits(lines), log_causes.waits(earlier)
+        early = sum((snapshot.age(line.time) or 0.0) > WARNS for line in lines)
+        found, before = log_causes.waits(lines), log_causes.waits(lines[:early])
         if found is None or before is None or found.kind != before.kind:
             continue
-        if len(_others(lines[len(earlier) :], found.kind)) <= OTHERS:
+        warned = ((line, log_causes.warning(line)) for line in lines[early:])
+        if len({line.text for line, one in warned if one is None or one.kind != found.kind}) <= OTHERS:
             evidence = [*found.cited(f"{pod.short} on {pod.node}"), f"it already warned of this {duration(WARNS)} ago"]
             cause = found.cause(found.kind, pod.short, evidence, pod.name, before.line.time)
             yield replace(cause, layer=max(cause.layer, Layer.HUNG))
             return
-
-
-def _others(lines: list[Line], kind: str) -> set[str]:
-    """Return the texts of the lines that do not warn of a kind of obstacle: many in a job that works."""
-    known = ((line, log_causes.warning(line)) for line in lines)
-    return {line.text for line, found in known if found is None or found.kind != kind}
 
 
 def kept_alive(snapshot: Snapshot) -> Iterator[Cause]:

@@ -12,6 +12,7 @@ from datetime import datetime
 
 from tools.core.timestamps import moment
 from tools.facts.node_labels import DEEP, HEALTH, hyperpod_faults
+from tools.job.diagnosis import signs
 from tools.job.diagnosis.cause import short
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
@@ -19,21 +20,10 @@ from tools.kube.selectors import labels_of
 
 INCIDENT = 900.0  # seconds before a failure in which an event of the node may explain it
 PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
-# Messages and reasons about accelerators. The agents write NvidiaXID79Error or NeuronHBMUncorrectableError.
-ACCELERATOR = re.compile(r"(?i)\bxid|nvidia|nvlink|nvswitch|\bgpus?\b|accelerat|neuron|dcgm|double.bit|\becc\b")
-# Conditions that are bad when True. Others are good when True, such as EtcdIsVoter of k3s.
-PROBLEM = re.compile(
-    r"(?i)deadlock|corrupt|read-?only|unhealthy|problem|error|fail|frequent|xid|lost|oops|hung|degraded"
-)
-# Harmless events: a device plugin starts, a node is ready again.
-GOOD = re.compile(r"(?i)IsReady|NodeReady\b|NodeHas(?:Sufficient|No)|Registered|Starting|Monitoring is active")
 # Events of the kubelet and of node-problem-detector about a process that the kernel killed.
 KILLED = re.compile(r"SystemOOM|OOMKilling")
 VICTIM = re.compile(r"victim process: ([^,]{1,64})|Killed process \d+ \(([^()]{1,64})\)")
 OWN_PROCESS = re.compile(r"python|torchrun|pt_|ray::")  # torch names its threads pt_main_thread, pt_data_worker
-# What the driver reports of a program's own fault: Xids 13, 31, 43 and 45.
-OF_PROGRAM = re.compile(r"(?i)xid\D{0,3}(?:13|31|43|45)(?!\d)")
-LOST = re.compile(r"NodeNotReady|Rebooted|Shutdown|(?:Deleting|Removing)Node|(?i:interrupt|terminat|reclaim)")
 
 
 @dataclass(frozen=True)
@@ -77,10 +67,6 @@ SUMMARIES = {
 }
 
 
-def _kind(text: str) -> str:
-    return "device" if ACCELERATOR.search(text) else "node-unhealthy"
-
-
 def _labelled(node: Object) -> Iterator[Problem]:
     labels = labels_of(node)
     faults = hyperpod_faults(labels)
@@ -90,7 +76,7 @@ def _labelled(node: Object) -> Iterator[Problem]:
         # Without a fault type it is the accelerators, which the agent checks first. A node that is only
         # Unschedulable is being checked.
         broken = labels.get(DEEP) == "Failed" or "Pending" in labels.get(HEALTH, "")
-        kind = _kind(" ".join(faults)) if faults else "device" if broken else "node-unhealthy"
+        kind = signs.cause_of("nodes", " ".join(faults)) if faults else "device" if broken else "node-unhealthy"
         yield Problem(kind, ", ".join([*said, *faults]))
 
 
@@ -99,11 +85,11 @@ def _conditions(node: Object) -> Iterator[Problem]:
         name, status = str(one["type"]), one.get("status")
         if name == "Ready" or name in PRESSURES:
             continue  # another rule reads Ready, and evicted pods show the others
-        wrong = PROBLEM.search(f"{name} {one.get('reason', '')}") is not None
+        wrong = signs.first("node-conditions", f"{name} {one.get('reason', '')}")
         bad = status == "False" if name.endswith("Ready") else status == "True" and wrong
         if bad:
             text = f"{name} is {status}: {one.get('reason', '')}: {one.get('message', '')}"
-            yield Problem(_kind(text), short(text), moment(one.get("lastTransitionTime")))
+            yield Problem(signs.cause_of("nodes", text), short(text), moment(one.get("lastTransitionTime")))
 
 
 def _events(snapshot: Snapshot, name: str, until: datetime | None) -> Iterator[Problem]:
@@ -112,9 +98,6 @@ def _events(snapshot: Snapshot, name: str, until: datetime | None) -> Iterator[P
         reason, at = str(event.get("reason", "")), event_time(event)
         age = (end - at).total_seconds() if at else 0.0
         text = f"{reason}: {event.get('message', '')}"
-        if age > INCIDENT or age < -INCIDENT or GOOD.search(reason):
-            continue
-        if LOST.search(reason):
-            yield Problem("node-lost", short(f"event {text}"), at)
-        elif event.get("type") == "Warning" and ACCELERATOR.search(text) and not OF_PROGRAM.search(reason):
-            yield Problem("device", short(f"event {text}"), at)
+        kind = signs.cause_of("node-events", text) if abs(age) <= INCIDENT else ""
+        if kind == "node-lost" or (kind and event.get("type") == "Warning"):
+            yield Problem(kind, short(f"event {text}"), at)

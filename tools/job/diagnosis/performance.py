@@ -1,7 +1,6 @@
 """Causes of slow or diverging training."""
 
 import math
-import re
 import statistics
 from collections.abc import Iterable, Iterator
 
@@ -10,6 +9,7 @@ from tools.facts.instances import EFA
 from tools.job import planned
 from tools.job.diagnosis.admission import is_over
 from tools.job.diagnosis.cause import Cause, Layer, short
+from tools.job.diagnosis.log_patterns import form
 from tools.job.diagnosis.resources import accelerators
 from tools.job.metrics import progress
 from tools.job.metrics.series import Record
@@ -31,14 +31,7 @@ NO_GRADIENT = 10  # steps in a row without a gradient: finding a loss scale take
 LOW_USE = 0.1
 WAITS_FOR_DATA = 0.3  # of a step's time
 SLOWED = 0.7  # of the run's earlier speed
-# A loss or a norm with its value; the table of Ultralytics has the losses behind the memory.
-VALUES = re.compile(
-    r"(?i)\b((?:\w{1,20}[_ ])?loss(?:_\w{1,20})?|(?:grad(?:ient)?[ _])?norm)\b['\"]?(?:\s?[:=]\s?|\s)([-+\w.]{1,30})"
-)
 MOST_NAMED = 4  # stragglers
-COLUMNS = re.compile(r"\b\d{1,6}/\d{1,6}\s{1,20}[\d.]{1,8}(G)\s{1,20}([-+\w.]{1,30})")
-SOCKET = re.compile(r"NCCL INFO (?:.{0,200}\b)?(?:NET/Socket|Using network Socket)", re.IGNORECASE)
-OFI = re.compile(r"NET/OFI.{0,200}Selected [Pp]rovider is efa|Using network (?:AWS Libfabric|OFI|Libfabric)")
 
 
 def straggler(snapshot: Snapshot) -> Iterator[Cause]:
@@ -121,7 +114,10 @@ def _finite(record: Record) -> bool:
 
 def lost_in_words(lines: Iterable[Line]) -> Iterator[Cause]:
     """The newest losses or gradients of a log in an unknown form are not finite."""
-    found = [(line, *named[0]) for line in lines if (named := VALUES.findall(line.text) or COLUMNS.findall(line.text))]
+    forms = (form("values"), form("columns"))
+    found = [
+        (line, *hit.groups()) for line in lines if (hit := forms[0].search(line.text) or forms[1].search(line.text))
+    ]
     for number, name in ((LOST, "loss"), (NO_GRADIENT, "norm")):
         is_norm = name == "norm"
         last = [(line, value) for line, key, value in found if is_norm == key.lower().endswith("norm")][-number:]
@@ -177,8 +173,8 @@ def slow_network(snapshot: Snapshot) -> Iterator[Cause]:
         if not (requested or offered > 0):
             continue
         lines = log_lines.read(snapshot.log(pod.name), pod.name)
-        tcp = next((line for line in lines if SOCKET.search(line.text)), None)
-        if tcp and not any(OFI.search(line.text) for line in lines):
+        tcp = next((line for line in lines if form("socket").search(line.text)), None)
+        if tcp and not any(form("ofi").search(line.text) for line in lines):
             what = "requests EFA" if requested else "does not request EFA, although its node has it"
             evidence = [short(f"{pod.short}: {tcp.text.strip()}"), f"the pod {what}"]
             summary = "NCCL uses TCP, not EFA"

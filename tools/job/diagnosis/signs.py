@@ -37,6 +37,12 @@ def first(table: str, message: str) -> Sign | None:
     return next((sign for sign in tables()[table] if sign.match.search(message)), None)
 
 
+def cause_of(table: str, message: str, default: str = "") -> str:
+    """Return the kind of cause of the first sign of a table in a message, `default` if there is none."""
+    sign = first(table, message)
+    return sign.cause if sign else default
+
+
 def event(line: str) -> Sign | None:
     """Return the sign of an event's line, as kubectl prints it; None for other lines."""
     sign = first("events", line) if form("event").search(line) else None

@@ -11,10 +11,7 @@ from tools.job.snapshot.references import needed
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
 
-PULL_REASONS = (
-    *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
-    *("RegistryUnavailable", "ImageInspectError"),
-)
+PULL_REASONS = re.compile("ErrImage|ImagePullBackOff|InvalidImageName|RegistryUnavailable|ImageInspectError")
 # Complaints that pass: a kubelet may request what a new pod mounts before the API server's authorizer, or the
 # kubelet's own cache, knows the pod. It tries again after ten to fifteen seconds.
 PASSING = re.compile(r"no relationship found between node|object \S+ not registered|failed to sync \w+ cache")
@@ -42,7 +39,7 @@ def images(snapshot: Snapshot) -> Iterator[Cause]:
     """The image cannot be pulled."""
     for pod in blocked(snapshot):
         reason, message = pod.waiting
-        if reason not in PULL_REASONS:
+        if not PULL_REASONS.match(reason):
             continue
         image = pod.waiting_image
         if reason == "ErrImageNeverPull":
@@ -102,16 +99,6 @@ def _missing(snapshot: Snapshot, kind: str, name: str, key: str | None) -> str |
     return f"the {label} {name} has no key {key}, it has {', '.join(sorted(keys)) or 'none'}"
 
 
-def start_error(message: str) -> str:
-    """Return the kind of cause for a runtime's message about a container that it could not start."""
-    return _kind("container-start", message, "command")
-
-
-def _kind(table: str, message: str, default: str) -> str:
-    sign = signs.first(table, message)
-    return sign.cause if sign else default
-
-
 def container_errors(snapshot: Snapshot) -> Iterator[Cause]:
     """The kubelet or the container runtime cannot create or start the container."""
     for pod in blocked(snapshot):
@@ -119,7 +106,7 @@ def container_errors(snapshot: Snapshot) -> Iterator[Cause]:
         if reason not in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
             continue
         table = "container-config" if reason == "CreateContainerConfigError" else "container-start"
-        kind = _kind(table, message, "refused")
+        kind = signs.cause_of(table, message, "refused")
         evidence = [short(f"{pod.short} on {pod.node}: {reason}: {message}")]
         summary = "the container cannot be created from the pod's spec"
         yield Cause(kind, Layer.BLOCKED, summary, evidence, pod.name, at=pod.created)
