@@ -24,6 +24,7 @@ from training.run import trainer_logs
 
 WRAPPED = 60  # characters: the package rich also wraps the message below its box
 MESSAGE = 6  # further lines of an exception's message
+ANSWER = 3  # lines of the hub's answer
 FRAMES = 60  # of a traceback; the newest ones are kept
 
 
@@ -241,11 +242,13 @@ def _weight(prefix: str, body: str, raised: bool) -> Weight | None:
 def _message(first: str, following: list[Line], prefix: str, boxed: bool, exception: bool) -> Iterator[str]:
     """Yield the further lines of an exception's message: those that torch marks with its rank, and NCCL's.
 
-    Another line follows one that ends with a colon. Below a box, rich has wrapped the message.
+    Another line follows one that ends with a colon. Below a box, rich has wrapped the message. The hub's answer is
+    behind the ID of the request.
     """
+    answer = exception and "(Request ID: " in first
     marked = exception and form("torch_rank").search(prefix)
     body = first
-    for line in following:
+    for line in following[: ANSWER if answer else None]:
         last = body.rstrip().endswith(":") or body.startswith("Last error:") or (boxed and len(body) > WRAPPED)
         body = line.text.removeprefix(prefix)
         new = (
@@ -253,7 +256,9 @@ def _message(first: str, following: list[Line], prefix: str, boxed: bool, except
             or form("mild").search(body)
             or body.startswith(("[", "During handling", "The above exception", "Exception raised from", "frame #"))
         )
-        own = line.text.startswith(prefix) if marked else last or (exception and form("continued").match(body))
+        own = (
+            line.text.startswith(prefix) if marked else last or answer or (exception and form("continued").match(body))
+        )
         if new or not own:
             return
         yield body.strip()

@@ -114,10 +114,8 @@ def _finite(record: Record) -> bool:
 
 def lost_in_words(lines: Iterable[Line]) -> Iterator[Cause]:
     """The newest losses or gradients of a log in an unknown form are not finite."""
-    forms = (form("values"), form("columns"))
-    found = [
-        (line, *hit.groups()) for line in lines if (hit := forms[0].search(line.text) or forms[1].search(line.text))
-    ]
+    hits = ((line, form("values").search(line.text) or form("columns").search(line.text)) for line in lines)
+    found = [(line, hit[1], hit[2]) for line, hit in hits if hit]
     for number, name in ((LOST, "loss"), (NO_GRADIENT, "norm")):
         is_norm = name == "norm"
         last = [(line, value) for line, key, value in found if is_norm == key.lower().endswith("norm")][-number:]
