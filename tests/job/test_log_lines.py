@@ -106,6 +106,10 @@ EVENTS = {
 
 # Other lines about the same.
 SAID = {
+    "node-refused": "5m  Warning  UnexpectedAdmissionError  pod/x  Allocate failed due to no healthy devices present",
+    "drained": "5m  Normal  Evicted  pod/x-worker-0  Evicted pod: Underutilized",
+    "node-lost": "5m  Warning  SpotInterrupted  nodeclaim/gpu-x  Spot interruption warning was triggered",
+    "preempted": "2m  Normal  Preempted  workload/x  Preempted to accommodate a workload (UID: 1) due to prioritization",
     "unschedulable": '"0/1 nodes are available: 1 Insufficient nvidia.com/gpu. preemption: 0/1 nodes are available: 1"',
     "image-name": "train   pod/train-0   0/1   ErrImagePull   0   60s",
     "volume": "E0506 03:08:01.364949 1 utils.go:101] GRPC error: rpc error: code = Internal desc = stat /var/lib/kubelet/pods/b/volumes/c/mount: connection refused",
