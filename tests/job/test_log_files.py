@@ -356,6 +356,7 @@ def test_what_stands_before_all_lines_is_not_read(prefix: str) -> None:
         lambda line: {"content": {"message": line, "service": "train"}, "id": "A"},  # Datadog
         lambda line: {"line": line, "labels": {"pod": "a"}},  # Loki
         lambda line: {"body": line, "attributes": {}},  # OpenTelemetry
+        lambda line: {"@timestamp": "2026-03-01 10:00:00", "@message": line},  # CloudWatch
     ],
 )
 def test_lines_that_a_collector_has_put_into_json_are_read(put: Callable[[str], dict[str, Any]]) -> None:

@@ -62,7 +62,7 @@ class Report:
 
 
 INSIDE = ("frame", "cell_frame", "box_frame", "box_code")  # lines at which a log may begin within a traceback
-LONGEST = 100  # characters of another collector's prefix
+LONGEST, MIXED = 100, 16  # characters of another collector's prefix; lines in which it comes again
 _CHAINED = ("During handling of the above", "The above exception was the direct")
 
 # The keys of JSON logs: structlog, Python's logging, zap, pino, ECS and others.
@@ -71,7 +71,7 @@ _SEVERE = ("ERROR", "FATAL", "CRITICAL", "ERR", "PANIC", "ALERT", "EMERGENCY", "
 _MESSAGES = ("message", "msg", "event", "error")
 _TRACEBACKS = ("exc_info", "exception", "stack_trace", "traceback", "exception.stacktrace")
 _COLLECTED = ("log", "textPayload")  # of collectors: a level beside them is that of the stream, or a guess
-_ENVELOPES = (*_COLLECTED, "message", "msg", "line", "text", "body", "_raw")
+_ENVELOPES = (*_COLLECTED, "message", "@message", "msg", "line", "text", "body", "_raw")
 _NESTED = ("content", "jsonPayload", "_source", "result", "attributes", "error", "log")  # objects with such keys
 
 
@@ -190,14 +190,15 @@ def _unfinished(traceback: Traceback) -> Report | None:
 
 
 def _collectors(lines: list[Line]) -> set[str]:
-    """Return the prefixes that a log collector puts before a traceback's first line and before the next."""
+    """Return the prefixes that a log collector puts before a traceback's first line and before one soon after."""
     found = set()
-    for line, following in itertools.pairwise(lines):
+    for index, line in enumerate(lines):
         match = form("begin").search(line.text)
         before = line.text[: match.start()] if match else ""
         own = before[len(_prefix(before, set())) :].strip("|")
-        repeated = len(before) <= LONGEST and following.text.startswith(before)
-        if own and repeated and not form("branch").fullmatch(own):
+        if not own or len(before) > LONGEST or form("branch").fullmatch(own):
+            continue
+        if any(one.text.startswith(before) for one in lines[index + 1 : index + 1 + MIXED]):
             found.add(before)
     return found
 
