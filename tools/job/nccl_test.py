@@ -9,7 +9,7 @@ from tools.core import Say, State, UserError, Verdict, repo
 from tools.facts.bandwidth import Measured, measured
 from tools.facts.instances import EFA, HYPERPOD_PREFIX, INSTANCE_LABEL, INSTANCES
 from tools.job import submit
-from tools.job.diagnosis.performance import OFI, SOCKET
+from tools.job.diagnosis.log_patterns import form
 from tools.job.follow import follow
 from tools.job.snapshot import lookup
 from tools.job.snapshot.pod import template_specs
@@ -148,8 +148,8 @@ def _limit(job: Workload, resource: str) -> int:
 
 
 def _network(lines: list[str]) -> Verdict:
-    efa = next((line.strip() for line in lines if OFI.search(line)), None)
-    tcp = next((line.strip() for line in lines if SOCKET.search(line)), None)
+    efa = next((line.strip() for line in lines if form("ofi").search(line)), None)
+    tcp = next((line.strip() for line in lines if form("socket").search(line)), None)
     if efa:
         return _verdict("network", State.PASS, "NCCL uses EFA", efa)
     if tcp:
