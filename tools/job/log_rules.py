@@ -5,7 +5,6 @@ match from the start of a line, the agent looks once a second also without a new
 the judgement of that line for all of them. The agent reads the file of one local rank, whose lines have no prefix.
 """
 
-import itertools
 import re
 import re._compiler as compiler  # type: ignore[import-not-found]
 import re._constants as codes  # type: ignore[import-not-found]
@@ -40,7 +39,6 @@ _NOT_LOADED = "the agent loads none of the rules"
 _TIMES = {"expectedStartCutOffInSeconds", "expectedRecurringFrequencyInSeconds"}
 _STARTS = {codes.AT_BEGINNING, codes.AT_BEGINNING_STRING}
 _ENDS = {codes.AT_END: 1, codes.AT_END_STRING: 0}  # characters that may follow: the line's own end
-_BOUNDARIES = {codes.AT_BOUNDARY: True, codes.AT_NON_BOUNDARY: False}  # whether one side is a word and one is not
 _CHARACTERS = {codes.LITERAL, codes.NOT_LITERAL, codes.IN, codes.ANY}
 _REPEATS = {codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT}
 
@@ -294,12 +292,11 @@ def _matches_empty(pattern: str) -> bool:
 
 def _impossible(items: Any, least: int, most: int) -> str | None:
     """Judge parsed items in turn, which begin behind `least` to `most` characters of the line."""
-    row = list(_flat(items))
     room: int | None = None  # characters that the line can still have: its end is reached
-    for index, (code, value) in enumerate(row):
+    for code, value in _flat(items):
         item = parser.SubPattern(items.state, [(code, value)])
         low, high = item.getwidth()
-        if reason := _reason(row, index, item, least, most):
+        if reason := _reason(item, least, most):
             return reason
         if room is not None and low:
             if low > room or (code in _CHARACTERS and not compiler.compile(item).match("\n")):
@@ -313,11 +310,12 @@ def _impossible(items: Any, least: int, most: int) -> str | None:
     return None
 
 
-def _reason(row: list[Any], index: int, item: Any, least: int, most: int) -> str | None:
+def _reason(item: Any, least: int, most: int) -> str | None:
     """Return why one item cannot match in its place."""
-    code, value = row[index]
+    [(code, value)] = item
     if code is codes.AT:
-        return _misplaced(row, index, item.state.flags, least, most)
+        behind = value in _STARTS and least and not item.state.flags & re.MULTILINE
+        return "^ stands behind text" if behind else None
     if code is codes.FAILURE or (code is codes.ASSERT_NOT and not value[1]):
         return "(?!) matches nothing"
     if code is codes.LITERAL and value == ord("\r"):
@@ -330,20 +328,6 @@ def _reason(row: list[Any], index: int, item: Any, least: int, most: int) -> str
     return reasons[0] if reasons and all(reasons) else None
 
 
-def _misplaced(row: list[Any], index: int, flags: int, least: int, most: int) -> str | None:
-    """Return why an anchor cannot match in its place."""
-    anchor = row[index][1]
-    if anchor in _STARTS and least and not flags & re.MULTILINE:
-        return "^ stands behind text"
-    before = "\n" if most == 0 else _literals(row[max(index - 1, 0) : index], flags)
-    after = _literals(row[index + 1 :], flags)[:1]
-    if anchor in _BOUNDARIES and before and after and (before + after).isascii():
-        differ = bool(re.match(r"\w", before)) is not bool(re.match(r"\w", after))
-        if differ is not _BOUNDARIES[anchor]:
-            return r"a word begins or ends at \B" if differ else r"no word begins or ends at \b"
-    return None
-
-
 def _flat(items: Any) -> Iterator[Any]:
     """Yield parsed items, those of groups in their place; a group with flags of its own stays one item."""
     for code, value in items:
@@ -352,13 +336,6 @@ def _flat(items: Any) -> Iterator[Any]:
             yield code, value
         else:
             yield from _flat(inner)
-
-
-def _literals(row: list[Any], flags: int) -> str:
-    """Return the text that stands at the start of a row of items, if its case is exact."""
-    if flags & re.IGNORECASE:
-        return ""
-    return "".join(chr(value) for _, value in itertools.takewhile(lambda item: item[0] is codes.LITERAL, row))
 
 
 def _parts(code: Any, value: Any) -> list[Any]:
