@@ -10,7 +10,7 @@ from tests.workload.beds import RUNTIME, Object, bed, of, values
 from tools.core.verdict import State
 from tools.kube.manifests import Manifests
 from tools.simulator import wiring
-from tools.workload import kinds
+from tools.workload import kinds, trainjob
 from tools.workload.pod import PodsUnknown
 
 
@@ -60,7 +60,6 @@ def test_a_variable_that_a_trainjob_changes_keeps_its_place() -> None:
             {"runtimeRef": {"name": "torch", "kind": "TrainingRuntime"}},
             "TrainingRuntime/torch, which is not in",
         ),
-        ({"runtimePatches": [{"manager": "a/b"}]}, "spec.runtimePatches changes the pods"),
     ],
 )
 def test_a_trainjob_whose_pods_are_unknown(change: Object, reason: str) -> None:
@@ -124,3 +123,75 @@ def test_a_runtime_is_judged_with_its_trainjob() -> None:
     alone = kinds.find(Manifests("here", [copy.deepcopy(RUNTIME)]))
     assert [one.reason for one in alone.unknown] == ["no TrainJob of the file uses this runtime"]
     assert kinds.find(Manifests("here", bed("TrainJob"))).unknown == []
+
+
+POD = {
+    "nodeSelector": {"pool": "a"},
+    "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+    "containers": [{"name": "node", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}],
+}
+TARGETS = {"targetJobs": [{"name": "node"}]}
+JOBS = [{"name": "node", "template": {"spec": {"template": {"spec": POD}}}}]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {
+            "runtimePatches": [
+                {"manager": "a/b", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": JOBS}}}}
+            ]
+        },
+        {"podTemplateOverrides": [{**TARGETS, "metadata": {"labels": {"team": "x"}}, "spec": POD}]},
+        {"podSpecOverrides": [{**TARGETS, **POD}]},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_a_trainjob_changes_in_its_runtime_is_in_the_pods(change: Object) -> None:
+    """The three fields of Trainer 2.2 and newer, 2.1 and 2.0."""
+    job, runtime = bed("TrainJob")
+    job["spec"] |= change
+    found = of([job, runtime])
+    first, *others = found.pods()
+    assert "nodeSelector" not in first.spec  # the initializer is not named
+    for pod in others:
+        assert pod.spec["nodeSelector"] == {"pool": "a"}
+        assert [one["name"] for one in pod.spec["volumes"]] == ["data"]
+        assert (pod.container["image"], pod.container["command"]) == ("mine:2", ["torchrun", "-m", "trainer"])
+        assert pod.container["volumeMounts"] == [{"name": "data", "mountPath": "/data"}]
+    assert wiring.analyse(found).verdict.state is State.PASS
+    assert (
+        "nodeSelector"
+        not in runtime["spec"]["template"]["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]
+    )
+
+
+def test_a_patch_replaces_named_entries_and_merges_containers() -> None:
+    own = {
+        "spec": {
+            "containers": [{"name": "a", "env": [{"name": "X", "value": "1"}], "image": "i"}],
+            "volumes": [{"name": "v", "emptyDir": {}}],
+            "tolerations": [{"key": "a"}],
+        }
+    }
+    patch = {
+        "spec": {
+            "containers": [{"name": "a", "env": [{"name": "X", "value": "2"}]}, {"name": "b"}],
+            "volumes": [{"name": "v", "hostPath": {"path": "/a"}}],
+            "tolerations": [{"key": "b"}],
+        }
+    }
+    assert trainjob.patched(own, patch)["spec"] == {
+        "containers": [{"name": "a", "env": [{"name": "X", "value": "2"}], "image": "i"}, {"name": "b"}],
+        "volumes": [{"name": "v", "hostPath": {"path": "/a"}}],
+        "tolerations": [{"key": "b"}],
+    }
+
+
+def test_a_misshapen_patch_is_named() -> None:
+    job, runtime = bed("TrainJob")
+    job["spec"]["podTemplateOverrides"] = [{"targetJobs": "node", "spec": {"containers": {"name": "node"}}}]
+    assert [one.path for one in of([job, runtime]).misshapen] == [
+        "spec.podTemplateOverrides[0].targetJobs",
+        "spec.podTemplateOverrides[0].spec.containers",
+    ]

@@ -2,7 +2,7 @@
 
 Follows github.com/kubeflow/trainer v2.3.0: pkg/runtime/core/trainingruntime.go (runtime and TrainJob become a
 JobSet), pkg/runtime/framework/plugins/jobset/{jobset,builder}.go (what the TrainJob overrides),
-plugins/torch/torch.go (variables) and pkg/constants/constants.go.
+plugins/torch/{torch,torchtune}.go (variables, and what `tune run` gets) and pkg/constants/constants.go.
 """
 
 import functools
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tools.core.nested import mapping
+from tools.kube.json_patch import value_at
 from tools.kube.manifests import Object, name_of
 from tools.kube.quantity import quantity
 from tools.kube.shapes import RUNTIME, misshapes
@@ -25,7 +26,16 @@ PORT = "29500"
 RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 ENDPOINT = "PET_RDZV_ENDPOINT"
 OVERRIDES = {"image", "command", "args", "resourcesPerNode"}  # of a TrainJob, in its runtime's container
-PATCHES = ("runtimePatches", "podTemplateOverrides", "podSpecOverrides")
+TUNE = ["tune", "run"]  # to which Trainer appends the rendezvous, a recipe and its configuration
+# The lists of a pod template whose entries a patch replaces one by one, each with the field that names them. Those
+# of containers it merges.
+KEYS = {
+    "env": "name",
+    "imagePullSecrets": "name",
+    "schedulingGates": "name",
+    "volumeMounts": "mountPath",
+    "volumes": "name",
+}
 
 
 class TrainJob(Workload):
@@ -53,14 +63,14 @@ class TrainJob(Workload):
         """Return the restarts of the JobSet, which the runtime limits."""
         if self.runtime is None:
             return RetryLimit(f"{self._wanted}: spec.template.spec.failurePolicy", None, False, "unknown")
-        limit = self._jobset.retries
+        limit = self.jobset.retries
         return replace(limit, path=f"{self._wanted}: spec.template.{limit.path}")
 
     def container_of(self, template: Object) -> str:
         return main_container(template, NODE)
 
     def index_of(self, pod: Object) -> int:
-        return self._jobset.index_of(pod)
+        return self.jobset.index_of(pod)
 
     def is_rank_zero(self, pod: Object) -> bool | None:
         """Trainer assigns the node rank by the index of the pod."""
@@ -84,7 +94,7 @@ class TrainJob(Workload):
         return group_of(item) == GROUP and f"{item.get('kind')}/{name_of(item)}" == self._wanted
 
     @functools.cached_property
-    def _jobset(self) -> JobSet:
+    def jobset(self) -> JobSet:
         """The JobSet that Trainer creates: the runtime's, with what the TrainJob overrides."""
         metadata = {"name": self.name, "namespace": self.namespace}
         spec = {} if self.runtime is None else self.runtime["spec"]["template"]["spec"]
@@ -100,30 +110,51 @@ class TrainJob(Workload):
         return jobs
 
     def _replicated(self, one: Object) -> Object:
-        """Return a replicated Job: of the trainer one Job with a pod for each node."""
-        if not _is_trainer(one):
-            return one
-        count = self._count
-        template = one["template"]["spec"]["template"]
-        containers = [self._overridden(container) for container in template["spec"]["containers"]]
-        made = {**template, "spec": {**template["spec"], "containers": containers}}
-        job = {**one["template"]["spec"], "parallelism": count, "completions": count, "template": made}
-        return {**one, "replicas": 1, "template": {**one["template"], "spec": job}}
+        """Return a replicated Job with what the TrainJob changes in it: of the trainer, with a pod for each node."""
+        spec = one["template"]["spec"]
+        template = spec["template"]
+        for names, patch in self._patches():
+            template = patched(template, patch) if one["name"] in (names or [one["name"]]) else template
+        counts = {"parallelism": self._count, "completions": self._count} if _is_trainer(one) else {}
+        named = [self._overridden(container, one) for container in template["spec"]["containers"]]
+        made = {**template, "spec": {**template["spec"], "containers": named}}
+        once = {"replicas": 1} if counts else {}
+        return {**one, **once, "template": {**one["template"], "spec": {**spec, **counts, "template": made}}}
 
-    def _overridden(self, container: Object) -> Object:
-        """Return a container of the runtime with the TrainJob's image, command, resources and variables."""
-        if container.get("name") != NODE or not self._trainer:
+    def _patches(self) -> Iterator[tuple[list[str], Object]]:
+        """Yield what the TrainJob changes in pod templates, with the names of their Jobs, none for all.
+
+        Trainer 2.2 and newer have runtimePatches, 2.1 podTemplateOverrides, and 2.0 podSpecOverrides.
+        """
+        for one in self.spec.get("podSpecOverrides") or []:
+            yield _targets(one), {"spec": {key: value for key, value in one.items() if key != "targetJobs"}}
+        for one in self.spec.get("podTemplateOverrides") or []:
+            yield _targets(one), {key: one[key] for key in ("metadata", "spec") if one.get(key)}
+        for one in self.spec.get("runtimePatches") or []:
+            jobs = value_at(one, ("trainingRuntimeSpec", "template", "spec", "replicatedJobs"))
+            yield from (([job["name"]], value_at(job, ("template", "spec", "template")) or {}) for job in jobs or [])
+
+    def _overridden(self, container: Object, job: Object) -> Object:
+        """Return a container of a replicated Job with the TrainJob's image, command, resources and variables."""
+        step, name = _step(job), container.get("name")
+        if step == f"{name}" and (given := mapping(self.section("initializer").get(step.partition("-")[0]))):
+            uri = [{"name": "STORAGE_URI", "value": given["storageUri"]}] if given.get("storageUri") else []
+            secret = [{"secretRef": given["secretRef"]}] if given.get("secretRef") else []
+            more = {"envFrom": [*(container.get("envFrom") or []), *secret]}
+            return patched(container, {**more, "env": [*uri, *(given.get("env") or [])]})
+        if name != NODE or not self._trainer:
             return container
         given = {key: self._trainer[key] for key in ("image", "command", "args") if self._trainer.get(key)}
-        asked = self._trainer.get("resourcesPerNode") or {}
-        own = container.get("resources") or {}
-        amounts = {
-            key: {**(own.get(key) or {}), **(asked.get(key) or {})}
-            for key in ("requests", "limits")
-            if own.get(key) or asked.get(key)
-        }
-        env = _upserted(container.get("env") or [], self._trainer.get("env") or [])
-        return {**container, **given, "resources": {**own, **amounts}, "env": env}
+        if given.get("command") == TUNE:
+            given["command"] = [*TUNE, f"--rdzv_endpoint={self._first_pod}:{PORT}", "RECIPE", "--config", "CONFIG"]
+        return patched(
+            container,
+            {**given, "resources": self._trainer.get("resourcesPerNode") or {}, "env": self._trainer.get("env") or []},
+        )
+
+    @property
+    def _first_pod(self) -> str:
+        return f"{self.name}-{NODE}-0-0.{self.name}"
 
     @property
     def _trainer(self) -> Object:
@@ -139,12 +170,12 @@ class TrainJob(Workload):
         return {} if self.runtime is None else self.runtime["spec"].get("mlPolicy") or {}
 
     def _roles(self) -> list[Role]:
-        if self.runtime is None or self._jobset.misshapen:
+        if self.runtime is None or self.jobset.misshapen:
             return []
         names = {one["name"] for one in self._replicated_jobs if _is_trainer(one)}
         return [
             replace(role, path=f"{self._wanted}: spec.template.{role.path}", trains=role.name in names)
-            for role in self._jobset.roles
+            for role in self.jobset.roles
         ]
 
     def resize(self, nodes: int) -> None:
@@ -165,7 +196,7 @@ class TrainJob(Workload):
         ]
 
     def training_specs(self) -> list[Object]:
-        if self.runtime is None or self._jobset.misshapen or OVERRIDES & set(self._trainer):
+        if self.runtime is None or self.jobset.misshapen or OVERRIDES & set(self._trainer):
             return []
         return [one["template"]["spec"]["template"]["spec"] for one in self._replicated_jobs if _is_trainer(one)]
 
@@ -186,9 +217,6 @@ class TrainJob(Workload):
         if self.runtime is None:
             get = f"kubectl get {self._wanted.lower()} -o yaml"
             raise PodsUnknown(f"the pods come from {self._wanted}, which is not in the file", f"add it: {get}")
-        patched = next((key for key in PATCHES if self.spec.get(key)), None)
-        if patched:
-            raise PodsUnknown(f"spec.{patched} changes the pods, and is not applied here")
         policy = next((key for key in self._policy if key not in ("numNodes", "torch")), None)
         if policy:
             raise PodsUnknown(f"{self._wanted} has the policy {policy}, which is not modelled")
@@ -196,7 +224,7 @@ class TrainJob(Workload):
         if not training and self._count > 1:
             label = f"no replicated Job of {self._wanted} has the label {ANCESTOR}: {TRAINER}"
             raise ControllerFault(f"{label}: Trainer makes one pod instead of {self._count}, without a rendezvous")
-        return [self._with_ranks(pod) if pod.role in training else pod for pod in self._jobset.pods()]
+        return [self._with_ranks(pod) if pod.role in training else pod for pod in self.jobset.pods()]
 
     @property
     def _missing(self) -> str:
@@ -218,7 +246,7 @@ class TrainJob(Workload):
             "PET_NNODES": str(count),
             "PET_NPROC_PER_NODE": self._processes(pod),
             "PET_NODE_RANK": str(pod.index),
-            "PET_MASTER_ADDR": f"{self.name}-{NODE}-0-0.{self.name}",
+            "PET_MASTER_ADDR": self._first_pod,
             "PET_MASTER_PORT": PORT,
         }
         added = [{"name": name, "value": value} for name, value in values.items()]
@@ -250,7 +278,7 @@ class TrainJob(Workload):
             own = self.item["metadata"].get("namespace")
             spaces = [space for space in there if own and space and space != own]
             wrong += [f"spec.runtimeRef: {self._wanted} is in namespace {space}" for space in spaces]
-        jobset = [] if wrong or self.runtime is None else [*self._webhook_faults(), *self._jobset.refused]
+        jobset = [] if wrong or self.runtime is None else [*self._webhook_faults(), *self.jobset.refused]
         return wrong + [f"{self._wanted}: spec.template.{fault}" for fault in jobset]
 
     def _webhook_faults(self) -> Iterator[str]:
@@ -268,13 +296,40 @@ class TrainJob(Workload):
         return JobState.RUNNING if active else JobState.CREATED if self.status else JobState.NEW
 
 
-def _is_trainer(one: Object) -> bool:
+def jobset_of(job: Workload | None) -> JobSet | None:
+    """Return the JobSet that a job is, or that Trainer creates for it; None for other kinds."""
+    return job.jobset if isinstance(job, TrainJob) else job if isinstance(job, JobSet) else None
+
+
+def _step(one: Object) -> str:
+    """Return what a replicated Job is for by its label: trainer, dataset-initializer or model-initializer."""
     metadata = one["template"].get("metadata") or {}
-    return mapping(metadata.get("labels")).get(ANCESTOR) == TRAINER
+    return str(mapping(metadata.get("labels")).get(ANCESTOR))
 
 
-def _upserted(entries: list[Object], added: list[Object]) -> list[Object]:
-    """Return variables with others, which stand in the places of those of the same name (UpsertEnvVars)."""
-    return list(
-        ({entry.get("name"): entry for entry in entries} | {entry.get("name"): entry for entry in added}).values()
-    )
+def _is_trainer(one: Object) -> bool:
+    return _step(one) == TRAINER
+
+
+def _targets(override: Object) -> list[str]:
+    return [one["name"] for one in override.get("targetJobs") or []]
+
+
+def _upserted(entries: list[Object], added: list[Object], key: str = "name") -> list[Object]:
+    """Return entries with others, which stand in the places of those of the same name (UpsertEnvVars)."""
+    return list(({one.get(key): one for one in entries} | {one.get(key): one for one in added}).values())
+
+
+def patched(own: Object, patch: Object) -> Object:
+    """Return a part of a pod template with a patch as Kubernetes merges it (strategic merge)."""
+    result = dict(own)
+    for key, value in patch.items():
+        old = own.get(key) or ([] if isinstance(value, list) else {})
+        if isinstance(value, dict) and isinstance(old, dict):
+            result[key] = patched(old, value)
+        elif key in ("containers", "initContainers"):
+            named = {one.get("name"): one for one in old}
+            result[key] = _upserted(old, [patched(named.get(one["name"], {}), one) for one in value])
+        else:
+            result[key] = _upserted(old, value, KEYS[key]) if key in KEYS else value
+    return result

@@ -16,8 +16,7 @@ from tools.simulator.command_line import command, literals, script
 from tools.simulator.launch import Launch
 from tools.simulator.torchrun import BadOptions
 from tools.workload.indexed_job import IndexedJob
-from tools.workload.jobset import JobSet
-from tools.workload.trainjob import TrainJob
+from tools.workload.trainjob import jobset_of
 from tools.workload.volcano import VolcanoJob
 from tools.workload.workload import QUEUE_LABEL
 
@@ -156,10 +155,8 @@ def readiness(subject: Subject, template: Template) -> Iterator[Verdict]:
 def _publishes(template: Template) -> bool:
     """Return whether pods have names before they are ready: a JobSet's by default, others if their Service says so."""
     job = template.workload
-    if isinstance(job, TrainJob | JobSet):
-        holder = job.runtime if isinstance(job, TrainJob) else job.item
-        path = ("spec", "template", "spec") if isinstance(job, TrainJob) else ("spec",)
-        return value_at(holder, (*path, "network", PUBLISHED)) is not False
+    if (made := jobset_of(job)) is not None:
+        return made.section("network").get(PUBLISHED) is not False
     if isinstance(job, VolcanoJob):
         return any("publish-not-ready-addresses=true" in str(one) for one in job.section("plugins").get("svc") or ())
     name = str(template.spec.get("subdomain"))

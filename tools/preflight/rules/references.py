@@ -13,6 +13,7 @@ from tools.kube.manifests import Object, name_of
 from tools.preflight.rule import Place, needed, rule
 from tools.preflight.subject import Subject, Template, title
 from tools.simulator.volumes import source_name, sources
+from tools.workload.trainjob import jobset_of
 
 HASH = re.compile(r"-[bcdfghkmt2456789]{10}$")  # the suffix that kustomize adds to a generated name
 ROLE = "eks.amazonaws.com/role-arn"
@@ -21,7 +22,7 @@ SIMILAR = 0.6  # least similarity of two names
 
 @rule("volumes", each="templates")
 def volumes(subject: Subject, template: Template) -> Iterator[Verdict]:
-    known = {**template.volumes(), **_claimed(template.item)}
+    known = {**template.volumes(), **_claimed(template)}
     yield from _twice(template, "volumes", [one["name"] for one in template.spec.get("volumes") or []])
     yield from _twice(template, "containers", [one["name"] for _, one in template.containers()])
     for path, container in template.containers():
@@ -38,9 +39,10 @@ def volumes(subject: Subject, template: Template) -> Iterator[Verdict]:
                 yield bad(place, f"the pod has no volume {name}", remedy)
 
 
-def _claimed(item: Object) -> Object:
+def _claimed(template: Template) -> Object:
     """Return the volumes that a StatefulSet's or JobSet's controller adds, one for each claim template."""
-    spec = item.get("spec") or {}
+    made = jobset_of(template.workload)
+    spec = made.spec if made else template.item.get("spec") or {}
     policies = _mappings(spec.get("volumeClaimPolicies"))
     claims = [spec.get("volumeClaimTemplates"), *(one.get("templates") for one in policies)]
     found = [one.get("metadata") for claim in claims for one in _mappings(claim)]
