@@ -29,11 +29,17 @@ SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
 @dataclass
 class Environment:
-    """A container's variables in order, the names of secret ones, and required references that do not exist."""
+    """A container's variables in order, the names of secret ones, and required references that do not exist.
+
+    `hidden` are variables whose values are outside of the manifest, with the reason, and `unread` is a ConfigMap
+    outside of it that may set any other.
+    """
 
     values: dict[str, str] = field(default_factory=dict)
     secret: set[str] = field(default_factory=set)
     missing: list[str] = field(default_factory=list)
+    hidden: dict[str, str] = field(default_factory=dict)
+    unread: str = ""
 
 
 def cores() -> int:
@@ -109,6 +115,8 @@ def _add_source(result: Environment, source: Object, pod: Pod, manifests: Manife
         found = manifests.texts(kind, source[key]["name"], pod.namespace)
         if found is None:
             _miss(result, f"{kind} {source[key]['name']}", source[key])
+            if kind == "ConfigMap" and not prefix:  # a Secret holds no variables of launchers
+                result.unread = f"ConfigMap {source[key]['name']}"
             continue
         named = {prefix + name: text for name, text in found.items() if VARIABLE_NAME.fullmatch(prefix + name)}
         result.values.update(named)
@@ -121,6 +129,7 @@ def _add_entry(
 ) -> None:
     name = entry["name"]
     source = entry.get("valueFrom")
+    result.hidden.pop(name, None)
     if source is None:
         result.values[name] = expand(entry.get("value") or "", result.values)
         return
@@ -137,6 +146,8 @@ def _add_entry(
 
 def _add_key(result: Environment, name: str, kind: str, ref: Object, pod: Pod, manifests: Manifests) -> None:
     found = manifests.texts(kind, ref["name"], pod.namespace)
+    if found is None:
+        result.hidden[name] = f"it is in the {kind} {ref['name']}, which is not in the manifest"
     if found is None or ref["key"] not in found:
         _miss(result, f"{kind} {ref['name']} with key {ref['key']} (for {name})", ref)
         return

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import PurePosixPath
 
 from tools.simulator import launchers, script
+from tools.simulator.environment import Environment
 from tools.simulator.expansion import MARK, Scope
 from tools.simulator.prefixes import AGENT, ENTRYPOINTS, PYTHON, TABLE, python_module
 from tools.simulator.script import Outcome
@@ -53,15 +54,16 @@ def read(
     devices: int = 0,
     complete: bool = False,
     plain: Set[str] = frozenset(),
+    resolved: Environment | None = None,
 ) -> Launch:
-    """Follow a container's command under its environment.
+    """Follow a container's command under its environment. `resolved` says which variables are hidden.
 
     `files` are the files that the manifest gives the container, by path, and `plain` those without permission to
     execute them. `devices` is its number of GPUs; `complete` says that the environment has the image's own
     variables. Raises BadOptions when a launcher would refuse its options, or the command cannot start.
     """
     shown = " ".join(command)
-    follow = partial(script.follow, command, environment, files or {}, complete, plain=plain)
+    follow = partial(script.follow, command, environment, files or {}, complete, plain=plain, resolved=resolved)
     outcome = follow()
     if outcome.refused:
         raise BadOptions(outcome.refused)

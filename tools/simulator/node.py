@@ -114,8 +114,8 @@ def node_of(pod: Pod, hosts: Hosts, given: Given) -> Node:
 def launch_of(pod: Pod, hosts: Hosts, given: Given) -> Launch:
     """Return what a pod starts. Raises UserError where only its image knows it, and BadOptions."""
     manifests = hosts.job.manifests
-    values = environment.resolve(pod, pod.container, manifests, share=1).values
-    words, known, complete = start_of(pod.container, values, given)
+    resolved = environment.resolve(pod, pod.container, manifests, share=1)
+    words, known, complete = start_of(pod.container, resolved.values, given)
     size = sum(map(len, words))
     if size * len(hosts.pods) > MOST_FOLLOWED:
         raise UserError(f"the commands of all pods have more than {MOST_FOLLOWED:,} characters")
@@ -123,7 +123,7 @@ def launch_of(pod: Pod, hosts: Hosts, given: Given) -> Launch:
         known = {"HOSTNAME": pod.spec.get("hostname") or pod.full_name, **known}
     files = {**pod.files, **volumes.texts(pod, pod.container, manifests)}
     plain = volumes.unexecutable(pod, pod.container, manifests)
-    return launch.read(words, known, files, gpus(pod), complete, plain)
+    return launch.read(words, known, files, gpus(pod), complete, plain, resolved)
 
 
 def endless_init(pod: Pod, manifests: Manifests) -> str:

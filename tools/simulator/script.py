@@ -9,13 +9,18 @@ itself by the last simple command (`shell.final`), dash does not, and a script i
 with bash 5.2 and dash 0.5.12.
 """
 
+import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
+from tools.simulator.environment import REFERENCE, Environment
 from tools.simulator.expansion import LARGEST, Budget, Scope
-from tools.simulator.shell import Unreadable
+from tools.simulator.shell import SHELLS, Unreadable
 from tools.simulator.shell_process import Shell
 from tools.simulator.shell_run import Exit, NotStarted, Run, Started
+
+NAMED = re.compile(r"[A-Z_][A-Z0-9_]*")  # a variable that Kubernetes has not replaced
 
 
 @dataclass
@@ -42,19 +47,24 @@ def follow(
     complete: bool = False,
     fails: int | None = None,
     plain: Set[str] = frozenset(),
+    resolved: Environment | None = None,
 ) -> Outcome:
     """Return the programs that a command starts.
 
     `files` are those of the manifest by path; None is a file whose text is not known. `complete`: the
     environment has the image's own variables. `fails` is the index of the program that fails.
-    `plain` are the files that cannot be executed.
+    `plain` are the files that cannot be executed. `resolved` says which variables are hidden.
     """
-    run = Run(dict(files), fails, plain)
+    run, seen = Run(dict(files), fails, plain), resolved or Environment()
     values = {name: value.replace("\0", "") for name, value in environment.items()}
-    scope = Scope(Budget(), values, set(values), complete=complete, files=run.files)
+    scope = Scope(Budget(), values, {*values, *seen.hidden}, complete=complete, files=run.files, sourced=seen.unread)
+    values |= {name: scope.mark(f"${name}", reason) for name, reason in seen.hidden.items()}
+    values |= {name: _marked(value, scope, seen, False) for name, value in values.items()}
+    is_script = any(PurePosixPath(word).name in SHELLS for word in words)
     result = Outcome(run.programs, scope)
     try:
-        result.status = Shell(run, scope, (), "").program([word.replace("\0", "") for word in words], ())
+        given = [_marked(word.replace("\0", ""), scope, seen, is_script) for word in words]
+        result.status = Shell(run, scope, (), "").program(given, ())
     except Exit as end:
         result.status = end.status
     except (Unreadable, RecursionError) as reason:
@@ -64,3 +74,16 @@ def follow(
     result.undecided = run.undecided
     result.effort = run.steps + (LARGEST - scope.budget.left) // 64
     return result
+
+
+def _marked(text: str, scope: Scope, seen: Environment, is_script: bool) -> str:
+    """Return a text with marks for each `$(NAME)` whose value is outside of the manifest; a shell looks NAME up."""
+
+    def mark(match: re.Match[str]) -> str:
+        name = match[2] or ""
+        if name in seen.hidden:
+            return f"${{{name}}}" if is_script else scope.values[name]
+        unread = seen.unread and not is_script and NAMED.fullmatch(name)
+        return scope.mark(match[0], f"{seen.unread} may set it, which is not in the manifest") if unread else match[0]
+
+    return REFERENCE.sub(mark, text)

@@ -237,7 +237,7 @@ class Shell(Flow):
     ) -> Shell:
         scope = Scope(
             self.scope.budget, dict(environment), set(environment), {}, arguments,
-            complete=self.scope.complete, files=self.run.files,
+            sourced=self.scope.sourced, complete=self.scope.complete, files=self.run.files,
         )  # fmt: skip
         inner = Shell(self.run, scope, parents, name, self.depth + 1)
         inner.where = [item for item in self.where if item == BACKGROUND]

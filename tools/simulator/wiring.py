@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from tools.core import State, UserError, Verdict, output
 from tools.core.secret_patterns import mask
 from tools.facts.instances import NVIDIA
+from tools.simulator import environment
 from tools.simulator.launch import Launch
 from tools.simulator.local_pod import gpus, shown_gpus
 from tools.simulator.node import LONGEST_SHOWN, Apart, Finding, Given, Idle, Node, endless_init, launch_of, node_of
@@ -53,6 +54,7 @@ def _analyse(job: Workload, given: Given) -> Analysis:
     evidence: list[str] = []
     nodes: list[Node] = []
     idle: list[Idle] = []
+    pods: list[Pod] = []
     effort = 0
     try:
         evidence.append(_made_by(job))
@@ -74,8 +76,9 @@ def _analyse(job: Workload, given: Given) -> Analysis:
         _judge(nodes, job)
         warning = _warning(nodes)
     except Finding as finding:
-        if isinstance(finding, Apart) and job.injects and not (nodes and all(map(_alone_by_option, nodes))):
-            finding = Finding(f"{finding.reason}; unknown: {job.injects}", None, State.CANNOT_TELL)
+        unknown = job.injects or _unread(pods[:1], job) if isinstance(finding, Apart) else ""
+        if unknown and not (nodes and all(map(_alone_by_option, nodes))):
+            finding = Finding(f"{finding.reason}; unknown: {unknown}", None, State.CANNOT_TELL)
         found = Verdict(finding.state, mask(finding.reason), evidence, finding.remedy)
         return Analysis(found, nodes, isinstance(finding, Crowded))
     except (AttributeError, LookupError, TypeError, ValueError) as problem:
@@ -85,6 +88,12 @@ def _analyse(job: Workload, given: Given) -> Analysis:
         found = Verdict(State.WARN, f"{job.name} forms one world, but {warning}", evidence)
         return Analysis(found, nodes, one_world=True)
     return Analysis(Verdict(State.PASS, f"{job.name} forms one world", evidence), nodes, one_world=True)
+
+
+def _unread(pods: Sequence[Pod], job: Workload) -> str:
+    """Return the ConfigMap outside of the manifest that may set the variables of a rendezvous, else an empty text."""
+    unread = [environment.resolve(pod, pod.container, job.manifests, share=1).unread for pod in pods]
+    return f"the variables of {unread[0]}, which is not in the manifest" if any(unread) else ""
 
 
 def unseen(job: Workload, given: Given | None = None) -> Verdict | None:
