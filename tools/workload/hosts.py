@@ -58,12 +58,28 @@ class Hosts:
             reason = f"{why.reason}: the pods cannot find each other by name"
             return NoSuchHost(reason, why.remedy, why.possible is None)
         known = [one.hosts[0] for one in self.pods if one.hosts] or [one.name for one in self.pods]
+        if unsure := self._unsure(host, pod, known):
+            reason = f"whether {host} leads to a pod of the job depends on {unsure}"
+            return NoSuchHost(f"{pod.name}: {reason}", f"name a pod of the job, such as {known[0]}", certain=False)
         full = next((name for name in known if name.startswith(f"{host}.")), "")
         if full:
             return NoSuchHost(f"{pod.name}: {host} is not a name in DNS without its subdomain", f"use {full}")
         names = ", ".join(known[:2]) + (", ..." if len(known) > 2 else "")
         reason = f"the rendezvous host {host} is not one of the job's pods ({names})"
         return NoSuchHost(f"{pod.name}: {reason}", f"name a pod of the job, such as {known[0]}")
+
+    def _unsure(self, host: str, pod: Pod, known: Sequence[str]) -> str:
+        """Return what decides whether a host name is one of the job, an empty text if nothing outside of it does."""
+        if pod.spec.get("dnsConfig") or pod.spec.get("hostAliases"):
+            return "the pod's own dnsConfig or hostAliases"
+        named = [str(one["metadata"]["name"]) for one in self.job.manifests.of_kind("Service")]
+        spaces = [
+            host.removeprefix(f"{name}.").split(".")[0] for name in (*known, *named) if host.startswith(f"{name}.")
+        ]
+        own = self.job.item["metadata"].get("namespace")
+        if spaces and not own:
+            return f"the namespace, which the manifest does not set: {spaces[0]}"
+        return "the domain of the cluster" if own in spaces else ""
 
 
 def _without_domain(host: str, namespace: str) -> str:
