@@ -177,7 +177,7 @@ def _amount(at: str, key: str, text: str) -> Decimal:
     found = amount(text)
     if found is None:
         number, unit = text.rstrip(ascii_letters), text.lstrip("0123456789.").lower().removesuffix("b")
-        units = [one for one in UNITS if one != "m" and one.lower() == unit and amount(number)]
+        units = [one for one in UNITS if one not in ("m", "u", "n") and one.lower() == unit and amount(number)]
         near = f"did you mean {number}{units[0]}?" if units else None
         raise UserError(f"{at}: {key}={text} is not an amount such as 500m, 2 or 3Gi", near)
     if found < 0:

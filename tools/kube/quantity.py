@@ -12,9 +12,9 @@ from tools.kube.manifests import Object
 
 UNITS = {
     "": Decimal(1),
-    "m": Decimal("0.001"),
-    **{name: Decimal(1000) ** power for power, name in enumerate("kMGTP", 1)},
-    **{f"{name}i": Decimal(1024) ** power for power, name in enumerate("KMGTP", 1)},
+    **{name: Decimal(1000) ** -power for power, name in enumerate("mun", 1)},
+    **{name: Decimal(1000) ** power for power, name in enumerate("kMGTPE", 1)},
+    **{f"{name}i": Decimal(1024) ** power for power, name in enumerate("KMGTPE", 1)},
 }
 
 
