@@ -26,7 +26,9 @@ SHORT: dict[str, str] = _TORCHRUN["short"]
 START_METHODS: list[str] = _TORCHRUN["start methods"]
 HYPERPOD = "hyperpodrun"
 PROCESSES = "nproc-per-node"
-COUNTED = re.compile(r"nvidia-smi (?:-L|--list-gpus)[^|]{0,40}\| *wc -l|\bdevice_count\(\)")  # a pod counts its GPUs
+COUNTED = re.compile(
+    r"nvidia-smi [^|]{0,60}(?:-L|--list-gpus|noheader)[^|]{0,40}\| *wc -l|\bdevice_count\(\)"
+)  # a pod counts its GPUs
 Explain = Callable[[str], str]
 
 

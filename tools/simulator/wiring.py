@@ -289,7 +289,9 @@ def _why_apart(node: Node, job: Workload) -> str:
     if torchrun.launcher == "deepspeed" and "standalone" in torchrun.flags:
         return "deepspeed without a hostfile starts on its own pod only"
     if torchrun.launcher == "accelerate" and "standalone" in torchrun.flags:
-        return "accelerate without --num_machines starts on its own pod only"
+        given = " ".join(torchrun.words).replace("-", "_")
+        lacks = "--multi_gpu, with one GPU," if "num_machines" in given else "--num_machines"
+        return f"accelerate without {lacks} starts on its own pod only"
     if "standalone" in torchrun.flags:
         return "--standalone makes each pod its own world"
     if any(word.startswith(("--nnodes", "--rdzv", "--master")) for word in torchrun.words):
