@@ -192,6 +192,9 @@ def _pods(job: Workload) -> list[Pod]:
 def _judge(nodes: Sequence[Node], job: Workload) -> None:
     """Raise a Finding where the nodes cannot become one world."""
     remedy = job.to_meet
+    if name := _unresolved(nodes):
+        reason = f"it hangs: the pods ask the DNS of their node, which does not know {name}"
+        raise Finding(reason, "dnsPolicy: ClusterFirstWithHostNet")
     late = next((role for role in job.roles if job.of_batch and role.most > role.replicas), None)
     if late:
         reason = f"{late.most} indices, of which {late.replicas} run at a time: the others start when pods have ended"
@@ -220,6 +223,21 @@ def _judge(nodes: Sequence[Node], job: Workload) -> None:
         listed = ", ".join(f"{node.pod.name} {node.rank}" for node in nodes)
         raise Finding(f"the node ranks are not 0 to {count - 1}: {listed}", remedy)
     _judge_devices(nodes)
+
+
+def _unresolved(nodes: Sequence[Node]) -> str:
+    """Return the pod that others look up and cannot find: the DNS of a node does not know the cluster's names.
+
+    Source: kubernetes.io/docs/concepts/services-networking/dns-pod-service, "Pod's DNS Policy".
+    """
+    for node in nodes:
+        spec, (backend, host, port, _) = node.pod.spec, node.meeting
+        policy = spec.get("dnsPolicy") or "ClusterFirst"
+        outside = policy == "Default" or (policy == "ClusterFirst" and spec.get("hostNetwork"))
+        own = spec.get("dnsConfig") or spec.get("hostAliases")
+        if outside and not own and port and backend != "hyperpod" and host != node.pod.name:
+            return host
+    return ""
 
 
 def _judge_processes(nodes: Sequence[Node]) -> None:

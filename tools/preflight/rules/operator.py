@@ -1,6 +1,6 @@
 """Rules on how the training operator and torchrun use a job: types, admission, wiring, elasticity."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tools.core import output
@@ -11,7 +11,6 @@ from tools.preflight.rule import Place, rule
 from tools.preflight.rules.config import configurations, read_config
 from tools.preflight.rules.enums import FIELDS
 from tools.preflight.subject import Job, Subject, known_kind, title
-from tools.simulator.node import Node
 from tools.workload import Workload, kinds
 from training.config import Config
 
@@ -70,30 +69,12 @@ def wiring(subject: Subject) -> Iterator[Verdict]:
             found = job.analysis.verdict
             if found.state is State.FAIL and _outside(job) and not _sets_nodes(job):
                 continue  # the rule `elastic-bounds` reports it
-            if name := _unresolved(job.analysis.nodes):
-                summary = f"it hangs: the pods ask the DNS of their node, which does not know {name}"
-                found = replace(found, state=State.FAIL, summary=summary, remedy="dnsPolicy: ClusterFirstWithHostNet")
-            elif job.analysis.one_world:  # the number of processes has a rule of its own
+            if job.analysis.one_world:  # the number of processes has a rule of its own
                 summary, remedy = f"{job.workload.name} forms one world", None
                 found = replace(found, state=State.PASS, summary=summary, remedy=remedy)
             yield replace(found, details=Place(job.object, "spec").details())
     for item, verdict in subject.unseen:
         yield replace(verdict, details=Place(title(item), "spec").details())
-
-
-def _unresolved(nodes: Sequence[Node]) -> str:
-    """Return the pod that others look up and cannot find: the DNS of a node does not know the cluster's names.
-
-    Source: kubernetes.io/docs/concepts/services-networking/dns-pod-service, "Pod's DNS Policy".
-    """
-    for node in nodes:
-        spec, (backend, host, port, _) = node.pod.spec, node.meeting
-        policy = spec.get("dnsPolicy") or "ClusterFirst"
-        outside = policy == "Default" or (policy == "ClusterFirst" and spec.get("hostNetwork"))
-        own = spec.get("dnsConfig") or spec.get("hostAliases")
-        if outside and not own and port and backend != "hyperpod" and host != node.pod.name:
-            return host
-    return ""
 
 
 @rule("kind")
