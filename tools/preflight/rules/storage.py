@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from tools.core.tables import load
-from tools.core.verdict import Verdict, bad, doubtful, good
+from tools.core.verdict import Verdict, bad, doubtful, good, unclear
 from tools.kube.manifests import Object
 from tools.kube.quantity import amount
 from tools.preflight.rule import Place, rule
@@ -96,14 +96,47 @@ def claim_access(subject: Subject, template: Template) -> Iterator[Verdict]:
     claims = subject.named("PersistentVolumeClaim", template.namespace)
     for name, volume in template.volumes().items():
         named = (volume.get("persistentVolumeClaim") or {}).get("claimName", "")
-        modes = ((claims.get(named) or {}).get("spec") or {}).get("accessModes")
-        if modes is None or (pods := template.nodes - _without(named, template, subject)) < 2:
+        claim = (claims.get(named) or {}).get("spec") or {}
+        if (modes := claim.get("accessModes")) is None:
             continue
         place = Place(template.object, f"{template.spec_path}.volumes[{name}]", ", ".join(modes))
+        yield from _unbound(subject, place, claim)
+        if (pods := template.nodes - _without(named, template, subject)) < 2:
+            continue
         if {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
             yield good(place, "all nodes can mount the claim")
         else:
             yield bad(place, f"{pods} pods use a claim that only one node can mount", "ReadWriteMany")
+
+
+def _unbound(subject: Subject, place: Place, claim: Object) -> Iterator[Verdict]:
+    """Yield why a claim of the manifest never gets a volume, or may not get one."""
+    modes, name = set(claim["accessModes"]), claim.get("storageClassName")
+    maker = (subject.named("StorageClass", "").get(str(name)) or {}).get("provisioner")
+    if "ReadWriteMany" in modes and claim.get("volumeMode") != "Block":
+        remedy = "a class of shared storage, such as those of base/storage"
+        if maker in _WORDS["provisioners for one node"]:
+            yield bad(place, f"{maker} makes volumes of one node, and none for a claim with ReadWriteMany", remedy)
+        elif maker is None and name in _WORDS["classes for one node"]:
+            summary = f"a class {name} usually makes volumes of one node, and none for a claim with ReadWriteMany"
+            yield unclear(place, summary, remedy)
+    volume = (subject.named("PersistentVolume", "").get(str(claim.get("volumeName"))) or {}).get("spec")
+    if volume is None:
+        return
+    named, theirs = f"the volume {claim['volumeName']}", volume.get("storageClassName") or ""
+    if (name or "") != theirs:
+        yield bad(place, f"{named} has the class {theirs!r}, and the claim {name!r}", f"storageClassName: {theirs!r}")
+    elif name is None:
+        summary = f"{named} has no class, and a default class of the cluster keeps the claim from it"
+        yield doubtful(place, summary, 'storageClassName: ""')
+    if missing := modes - set(volume.get("accessModes") or []):
+        yield bad(place, f"{named} has no access mode {', '.join(sorted(missing))}", "the same modes in both")
+    need, room = (
+        amount((one.get(key) or {}).get("storage"))
+        for one, key in ((claim.get("resources") or {}, "requests"), (volume, "capacity"))
+    )
+    if need is not None and room is not None and need > room:
+        yield bad(place, f"{named} is smaller than the claim", "the volume's capacity, or less, in the claim")
 
 
 def _without(claim: str, template: Template, subject: Subject) -> int:
