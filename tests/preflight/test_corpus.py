@@ -495,6 +495,8 @@ POD = {"type": "Pod", "max": {"memory": "2Gi"}}
         ({}, [POD], {"limits": {"memory": "4Gi"}}, ["2048Mi in a pod, not 4096Mi"]),
         ({}, [POD], {"requests": {"memory": "1Gi"}}, ["not a container without a limit"]),
         ({}, [POD, SMALL], {}, []),
+        ({"requests.memory": "900Mi"}, [SMALL], {}, ["all pods take requests.memory 1024Mi"]),
+        ({"limits.ephemeral-storage": "1Gi"}, [], {"limits": {"ephemeral-storage": "1Gi"}}, ["ephemeral-storage 2"]),
         ({}, [{"type": "Container", "min": "2", "max": {"cpu": 4}}, None], {"requests": {"cpu": 1}}, []),
     ],
 )  # fmt: skip

@@ -75,7 +75,8 @@ def quota_keys(spec: Object) -> dict[str, Decimal]:
         found |= {f"requests.{resource}": value, resource: value}
     for container in spec.get("containers") or []:
         limits = amounts((container.get("resources") or {}).get("limits") or {})
-        _add(found, {f"limits.{name}": limits[name] for name in ("cpu", "memory") if name in limits})
+        named = (name for name in ("cpu", "memory", "ephemeral-storage") if name in limits)
+        _add(found, {f"limits.{name}": limits[name] for name in named})
     return found
 
 

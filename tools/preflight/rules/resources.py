@@ -214,7 +214,7 @@ def _within_quota(here: Mapping[str, list[Template]], item: Object, ranges: Sequ
         yield from _without_amount(template, set(spec.get("hard") or {}), ranges, f"ResourceQuota {name_of(item)}")
     jobs = {name: one.workload for name, (one, *_) in here.items() if one.item["kind"] != "CronJob"}
     starting = [name for name, job in jobs.items() if job is None or not (job.suspended or job.queue)]
-    taken = {name: _taken(templates) for name, templates in here.items()}
+    taken = {name: _taken(templates, ranges) for name, templates in here.items()}
     for key, most in amounts(spec.get("hard") or {}).items():
         groups = [[name] for name, wanted in taken.items() if key in wanted]
         together = [name for name in starting if taken[name].get(key, most + 1) <= most]
@@ -227,11 +227,15 @@ def _within_quota(here: Mapping[str, list[Template]], item: Object, ranges: Sequ
             yield good(place, summary) if need <= most else bad(place, summary, "fewer pods, or a larger quota")
 
 
-def _taken(templates: Sequence[Template]) -> dict[str, Decimal]:
-    """Return what all pods of some templates count in a quota."""
+def _taken(templates: Sequence[Template], ranges: Sequence[Object]) -> dict[str, Decimal]:
+    """Return what all pods of some templates count in a quota, with the defaults that LimitRanges add."""
     taken: dict[str, Decimal] = {}
     for template in templates:
-        for key, value in quota_keys(template.spec).items():
+        made = dict(template.spec)
+        for kind in ("containers", "initContainers"):
+            admitted = ((one, _admitted(one, ranges)) for one in template.spec.get(kind) or [])
+            made[kind] = [{**one, "resources": {"requests": low, "limits": high}} for one, (low, high) in admitted]
+        for key, value in quota_keys(made).items():
             taken[key] = taken.get(key, Decimal(0)) + value * template.replicas
     return taken
 
@@ -255,7 +259,8 @@ def _within_range(template: Template, entry: Object, ranges: Sequence[Object], n
     for path, container in template.containers():
         wanted, limits = _admitted(container, ranges)
         own = amounts((container.get("resources") or {}).get("limits") or {})
-        given = [("requests", *one) for one in wanted.items()] + [("limits", *one) for one in limits.items()]
+        given = [("requests", *one) for one in wanted.items() if limits.get(one[0]) != one[1]]
+        given += [("limits", *one) for one in limits.items()]
         for kind, resource, value in given:
             top = min(most.get(resource, value), value if resource in own else limits.get(resource, value))
             low = least.get(resource, value)
