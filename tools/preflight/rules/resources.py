@@ -25,6 +25,7 @@ SMALLEST_MEMORY = MIB
 MOST_PROCESSORS = 1000
 HUGEPAGES = "hugepages-2Mi"
 OTHERS: list[str] = load("preflight/words.yaml")["other accelerators"]
+SINGLE = {*OTHERS} - {"google.com/tpu"}  # of which each process has one
 PROCESSES = {"torchrun": "nproc-per-node", "accelerate": "num_processes", "deepspeed": "num_gpus"}
 
 
@@ -147,6 +148,11 @@ def devices_fit(subject: Subject) -> Iterator[Verdict]:
             if meant not in (None, name):
                 place = Place(template.object, f"{template.spec_path} {name}", plain(template.asks(name)))
                 yield bad(place, f"no node has the resource {name}", f"did you mean {meant}?")
+        known = template.selected.known if template.training and not template.selected.unknown else []
+        if known and all(one.accelerators for one in known) and not _device_names(template):
+            place = Place(template.object, template.selected.path, ", ".join(one.name for one in known))
+            remedy = f"resources.limits: {known[0].device_resource}"
+            yield doubtful(place, "each of these machines has accelerators, and the pod requests none", remedy)
     for resource in (*ACCELERATORS, *OTHERS):
         yield from _fits(subject, resource, "", lambda _, one, name=resource: _devices(one, name))  # type: ignore[misc]
 
@@ -408,8 +414,11 @@ def _where_processes(job: Job, template: Template, node: Node, devices: Decimal)
 def _devices_for_processes(template: Template) -> Decimal | None:
     """Return how many processes the pod's accelerators serve, or None if that is unknown."""
     name, count = template.accelerators()
-    if name in ("", NVIDIA, NEURON_CORE):
-        return count if name else None
+    if not name:
+        others = [one for one in template.requests if one.startswith("nvidia.com/mig-") or one in SINGLE]
+        return sum(map(template.asks, others), Decimal(0)) or None
+    if name in (NVIDIA, NEURON_CORE):
+        return count
     cores = {one.cores_per_accelerator for one in template.selected.known}
     return count * cores.pop() if len(cores) == 1 and not template.selected.unknown else None
 
