@@ -37,6 +37,12 @@ OVERRIDE = re.compile(r"\+{0,2}[a-z][\w./@]*=[^$]*\$\{[a-z]\w*\}")
 KATIB = "${trialParameters."  # Katib fills it in for each trial
 # What the kubelet sets for each Service of the namespace, and for that of the API server (kubelet_pods.go).
 SERVICE = re.compile(r"[A-Z][A-Z0-9_]{0,62}_SERVICE_(?:HOST|PORT(?:_[A-Z0-9_]{1,63})?)")
+FIELD = re.compile(
+    r"metadata\.(?:name|namespace|uid|(?:labels|annotations)\['[^']+'\])"
+    r"|spec\.(?:nodeName|serviceAccountName)|status\.(?:host|pod)IPs?"
+)
+RESOURCE = re.compile(r"|(?:limits|requests)\.(?:cpu|memory|ephemeral-storage|hugepages-\w+)")
+OFFERED = "metadata.name, metadata.labels['KEY'], status.podIP, limits.cpu, limits.memory and the like, or a number"
 ENVIRONMENT_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 FREE_TEXT = ("data", "stringData", "binaryData", "annotations")
@@ -119,6 +125,9 @@ def _references(
     resolved = 0
     places: list[tuple[str, str, set[str]]] = []
     for entry in container.get("env") or []:
+        if name := _not_offered(entry.get("valueFrom") or {}):
+            place = Place(template.object, f"{path}.env[{entry['name']}].valueFrom", name)
+            yield bad(place, f"no variable can have the value of {name}: the API server refuses the pod", OFFERED)
         places.append((f"{path}.env[{entry['name']}]", entry.get("value") or "", set(known)))
         known.add(entry["name"])
     in_shell = script(container) is not None
@@ -146,6 +155,17 @@ def _references(
                 yield needed(good(place, f"$({name}) comes from an envFrom"), f"the variable {name}, by envFrom")
     if resolved:
         yield good(Place(template.object, path), f"{resolved} references to known variables")
+
+
+def _not_offered(source: Object) -> str:
+    """Return the field or resource of a variable that Kubernetes does not offer, else an empty text.
+
+    Source: k8s.io/kubernetes, pkg/apis/core/validation/validation.go, validEnvDownwardAPIFieldPathExpressions and
+    validContainerResourceFieldPathExpressions.
+    """
+    field = (source.get("fieldRef") or {}).get("fieldPath", "")
+    resource = (source.get("resourceFieldRef") or {}).get("resource", "")
+    return field if field and not FIELD.fullmatch(field) else resource if not RESOURCE.fullmatch(resource) else ""
 
 
 def _why(name: str, known: set[str], given: set[str]) -> str:
