@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tools.core.command_line import is_subdomain
-from tools.core.repo import COMPARED, nearest
+from tools.core.repo import COMPARED, did_you_mean, nearest
 from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.kube.manifests import Object, name_of
 from tools.preflight.rule import Place, needed, rule
@@ -25,7 +25,20 @@ def volumes(subject: Subject, template: Template) -> Iterator[Verdict]:
     known = {**template.volumes(), **_claimed(template)}
     yield from _twice(template, "volumes", [one["name"] for one in template.spec.get("volumes") or []])
     yield from _twice(template, "containers", [one["name"] for _, one in template.containers()])
+    devices = [str(one.get("name")) for one in template.spec.get("resourceClaims") or []]
+    used = {one["name"] for _, container in template.containers() for one in _device_claims(container)}
+    for unused in (name for name in devices if name not in used):
+        place = Place(template.object, f"{template.spec_path}.resourceClaims", unused)
+        yield doubtful(place, f"no container gets the devices of the claim {unused}", "resources.claims of the trainer")
     for path, container in template.containers():
+        for one in _device_claims(container):
+            if one["name"] not in devices:
+                place = Place(template.object, f"{path}.resources.claims", one["name"])
+                yield bad(
+                    place,
+                    f"the pod has no resource claim {one['name']}",
+                    did_you_mean(one["name"], devices) or "add it",
+                )
         mounts = container.get("volumeMounts") or []
         yield from _twice(template, f"{path} mountPath", [mount["mountPath"] for mount in mounts])
         for mount in mounts:
@@ -37,6 +50,10 @@ def volumes(subject: Subject, template: Template) -> Iterator[Verdict]:
                 match = nearest(name, known)
                 remedy = f"did you mean {match}?" if match else f"add a volume {name}"
                 yield bad(place, f"the pod has no volume {name}", remedy)
+
+
+def _device_claims(container: Object) -> list[Object]:
+    return (container.get("resources") or {}).get("claims") or []
 
 
 def _claimed(template: Template) -> Object:
