@@ -6,6 +6,7 @@ from dataclasses import replace
 from tools.core import output
 from tools.core.verdict import State, Verdict, bad, doubtful, good, unclear
 from tools.kube import Object
+from tools.kube.json_patch import value_at
 from tools.kube.manifests import from_base64
 from tools.preflight.rule import Place, rule
 from tools.preflight.rules.config import configurations, read_config
@@ -88,6 +89,12 @@ def kind(subject: Subject) -> Iterator[Verdict]:
 
 @rule("elastic-bounds", each="operator_jobs")
 def elastic_bounds(subject: Subject, job: Job) -> Iterator[Verdict]:
+    gang = value_at(job.spec, ("runPolicy", "schedulingPolicy", "minAvailable"))
+    if isinstance(gang, int) and gang > job.workload.replicas:
+        place = Place(job.object, "spec.runPolicy.schedulingPolicy.minAvailable", gang)
+        verdict = bad if any(one.spec.get("schedulerName") for one in job.templates) else doubtful
+        summary = f"a scheduler of gangs waits for {gang} pods, and the job has {job.workload.replicas}"
+        yield verdict(place, summary, f"minAvailable: {job.workload.replicas}")
     bounds = _bounds(job)
     if bounds is None or job.analysis is None:
         return
