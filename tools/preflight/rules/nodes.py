@@ -19,6 +19,7 @@ ZONE_ID = "topology.k8s.aws/zone-id"
 ZONES = (ZONE, ZONE_ID)
 # Labels of nodes that share one zone: EKS's groups of the network lie in a zone.
 WITHIN_ZONE = re.compile(rf"{re.escape(ZONE)}|{re.escape(ZONE_ID)}|topology\.k8s\.aws/network-node-layer-[1-9]")
+REGION = re.compile(r"[a-z]{2}(?:-[a-z]{2,9}){1,3}-\d")  # of AWS, whose zones have a letter behind it
 TYPE_NAME = re.compile(r"[a-z]+[0-9][a-z0-9-]*\.(nano|micro|small|medium|large|xlarge|[0-9]+xlarge|metal(-[0-9]+xl)?)")
 FAMILIES = {name.partition(".")[0] for name in INSTANCES}
 ALMOST = 0.85  # similarity of a misspelt label to the right one
@@ -218,6 +219,8 @@ def _label_fault(key: str, values: list[str]) -> tuple[str, str]:
     """Return what is wrong with a label, and the remedy if no node can have it; empty texts if nothing is."""
     if "$" in key or key.startswith(OPEN):
         return "", ""
+    if key == ZONE and values and all(map(REGION.fullmatch, values)):
+        return f"{values[0]} is a region, and no node has it as its zone", f"{key}: {values[0]}a, or another zone"
     if key in KNOWN:
         allowed = VALUES.get(key)
         if allowed is None or not values or any(value in allowed or "$" in value for value in values):
