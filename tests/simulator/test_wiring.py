@@ -270,6 +270,7 @@ def test_fail_and_cannot_tell_have_their_exit_codes(checkout: Any, make_job: Job
         ("a: [1\n", "not valid YAML"),
         ("{{- if .Values.train }}\nkind: Job\n{{- end }}\n", "hint: render it first: helm template"),
         ("kind: Job\nmetadata: {name: a}\nspec:\n  a: {{.a}}\n", "hint: fill in its {{...}} first"),
+        ("kind: Job\nmetadata:\n\tname: a\n", "hint: YAML takes no tabs for indentation: use spaces"),
         ("- 1\n", "not a Kubernetes object"),
         ("kind: PyTorchJob\n", "PyTorchJob has no metadata.name"),
     ],

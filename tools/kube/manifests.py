@@ -181,6 +181,8 @@ def documents(text: str, source: str) -> list[Any]:
         mark = problem.problem_mark or problem.context_mark
         where = f"{source}:{mark.line + 1}" if mark else source
         hint = "fill in its {{...}} first" if "{{" in text else None
+        tabs = "any token" in str(problem.problem) and "\t" in text
+        hint = "YAML takes no tabs for indentation: use spaces" if tabs else hint
         hint = "render it first: helm template CHART | yard preflight -" if HELM.search(text) else hint
         raise UserError(f"{where}: not valid YAML: {problem.problem or problem.context}", hint) from None
     except yaml.YAMLError as problem:
