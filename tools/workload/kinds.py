@@ -128,13 +128,23 @@ def _unknown(part: Part, every: Manifests, holders: set[str]) -> Unknown | None:
         return None if used else Unknown(item, "spec.template", reason, part.wrapper, part.prefix)
     found = next((path or "spec" for path, _ in templates(item)), None)
     known = group in _TABLE["groups"] and item.get("kind") not in _TABLE["quiet"]
-    if found is None and not known:
+    if found is None and not known and not _names_program(item):
         return None
     near = f" (did you mean {meant(item)}?)" if meant(item) else ""
     reason = f"{item.get('kind')} ({item.get('apiVersion')}) is not a kind that is modelled{near}"
     checked = not any(fault for _, one in templates(item) for fault in misshapes(one, TEMPLATE, ""))
     reason += ": its containers are checked, and not how its pods meet" if found and checked else ""
     return Unknown(item, found or "", reason, part.wrapper, part.prefix)
+
+
+def _names_program(item: Object) -> bool:
+    """Return whether an object of an unknown kind names an image and what starts in it: its controller makes pods."""
+    parts = (part for _, part in mappings(item.get("spec")) if isinstance(part.get("image"), str))
+    if not any(isinstance(part.get(key), list) for part in parts for key in ("command", "args")):
+        return False
+    from tools.kube import schemas  # slow to import, and few objects come here
+
+    return not schemas.shipped().knows(item)
 
 
 def _starts(item: Object, path: tuple[str, ...], every: Manifests) -> bool:
