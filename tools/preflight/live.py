@@ -14,7 +14,7 @@ from tools.core.verdict import Verdict, bad, doubtful, good, unclear
 from tools.kube import Kubectl, Manifests, name_of
 from tools.kube.kubectl import failure
 from tools.preflight.rule import Place
-from tools.preflight.rules.references import Wanted, wanted
+from tools.preflight.rules.references import Wanted, classes, wanted
 from tools.preflight.subject import Template, subject
 from tools.workload import kinds, operator_pods
 from tools.workload.pytorchjob import PyTorchJob
@@ -84,7 +84,7 @@ def check(kubectl: Kubectl, manifests: Manifests) -> list[Verdict]:
     brought = {(str(item["kind"]), name_of(item)) for item in manifests.objects}
     look = cache(_look)
     found: dict[tuple[object, ...], Verdict] = {}
-    named = [(one, row) for one in subject(manifests).templates for row in [*wanted(one), *_more(one)]]
+    named = [(one, row) for one in subject(manifests).templates for row in [*wanted(one), *classes(one), *_more(one)]]
     required_first = sorted(named, key=lambda pair: pair[1][-1])
     for template, (kind, name, path, key, optional) in required_first:
         here = Kubectl(kubectl.context, template.namespace or kubectl.namespace)
@@ -108,12 +108,13 @@ def _more(template: Template) -> Iterator[Wanted]:
 
 def _look(kubectl: Kubectl, kind: str, name: str) -> _Seen:
     done = kubectl.run("get", kind.lower(), "--ignore-not-found", _NAMES, names=[name])
-    if done.returncode == 0:
+    if done.returncode == 0 or "resource type" in done.stderr:  # also of Kueue where it is not installed
         lines = done.stdout.split()
         return _Seen(lines[1:] if lines else None)
     if "orbidden" not in done.stderr:
         raise failure("get", done.stderr)
-    return _Seen(right=f"get {kind.lower()}s in namespace {kubectl.namespace}")
+    wide = kind in ("PriorityClass", "RuntimeClass")
+    return _Seen(right=f"get {kind.lower()}{'es' if wide else f's in namespace {kubectl.namespace}'}")
 
 
 def _verdict(place: Place, seen: _Seen, title: str, kubectl: Kubectl, key: str | None, optional: bool) -> Verdict:
@@ -124,7 +125,8 @@ def _verdict(place: Place, seen: _Seen, title: str, kubectl: Kubectl, key: str |
         )
         return unclear(place, summary, f"grant the right: {seen.right}, or ask who has it")
     if seen.keys is None:
-        summary = f"{title} is not in namespace {kubectl.namespace}"
+        where = "the cluster" if "Class " in title else f"namespace {kubectl.namespace}"
+        summary = f"{title} is not in {where}"
         if pull:
             return doubtful(place, f"{summary}: images are pulled without it", "create it, or remove the reference")
         remedy = "base/storage has the claims" if title.startswith("PersistentVolumeClaim") else f"create {title}"

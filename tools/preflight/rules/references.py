@@ -14,6 +14,8 @@ from tools.preflight.rule import Place, needed, rule
 from tools.preflight.subject import Subject, Template, title
 from tools.simulator.volumes import source_name, sources
 from tools.workload.trainjob import jobset_of
+from tools.workload.volcano import VolcanoJob
+from tools.workload.workload import QUEUE_LABEL
 
 HASH = re.compile(r"-[bcdfghkmt2456789]{10}$")  # the suffix that kustomize adds to a generated name
 ROLE = "eks.amazonaws.com/role-arn"
@@ -98,6 +100,11 @@ def references(subject: Subject) -> Iterator[Verdict]:
             else:
                 verdict = good(place, f"{kind} {name} is not in the manifest and must be in the cluster")
                 yield needed(verdict, f"{kind} {name}" + (" (optional)" if optional else ""))
+        for kind, name, path, *_ in classes(template):
+            if name not in subject.named(kind, template.namespace):
+                yield needed(
+                    good(Place(template.object, path, name), f"{kind} {name} must be in the cluster"), f"{kind} {name}"
+                )
 
 
 Wanted = tuple[str, str, str, str | None, bool]  # kind, name, path, key, optional
@@ -129,6 +136,17 @@ def wanted(template: Template) -> Iterator[Wanted]:
             for field, kind in KEYS.items():
                 if given := (entry.get("valueFrom") or {}).get(field):
                     yield kind, given.get("name", ""), at, given["key"], bool(given.get("optional"))
+
+
+def classes(template: Template) -> Iterator[Wanted]:
+    """Yield the classes that a pod names, and its job's queue of Kueue."""
+    for field, kind in (("priorityClassName", "PriorityClass"), ("runtimeClassName", "RuntimeClass")):
+        name = str(template.spec.get(field) or "")
+        if name and "$" not in name and not name.startswith("system-"):
+            yield kind, name, f"{template.spec_path}.{field}", None, False
+    job = template.workload
+    if job and job.queue and not isinstance(job, VolcanoJob):
+        yield "LocalQueue", job.queue, f"metadata.labels[{QUEUE_LABEL}]", None, False
 
 
 def _key_verdict(place: Place, kind: str, item: Object, key: str | None, optional: bool) -> Verdict:
