@@ -249,7 +249,8 @@ class Subject:
         return {
             name_of(item): item
             for item in self.manifests.of_kind(kind)
-            if not namespace or (item["metadata"].get("namespace") or namespace) == namespace
+            if (kind not in GROUPS or known_kind(item))
+            and (not namespace or (item["metadata"].get("namespace") or namespace) == namespace)
         }
 
 

@@ -21,7 +21,7 @@ from tools.plan.outlook import Plan
 from tools.preflight.rule import Place, needed, rule
 from tools.preflight.rules.security import labels_of
 from tools.preflight.rules.storage import LAYER, READ_ONLY, SHARED, mount_of, save_seconds, storage
-from tools.preflight.subject import Subject, Template, known_kind
+from tools.preflight.subject import Subject, Template
 from tools.simulator import wiring
 from tools.simulator.command_line import literals, words
 from tools.simulator.volumes import source_name, sources
@@ -267,11 +267,8 @@ def _out_of_reach(place: Place, subject: Subject, template: Template, wanted: Tr
     if wanted.wandb is not None and _online(wanted):
         servers.append(wanted.wandb.server)
     labels = labels_of(subject, template)
-    there = [
-        item
-        for item in subject.named("NetworkPolicy", template.namespace).values()
-        if known_kind(item) == "NetworkPolicy" and network_policy.applies(item, "Egress", labels)
-    ]
+    policies = subject.named("NetworkPolicy", template.namespace).values()
+    there = [item for item in policies if network_policy.applies(item, "Egress", labels)]
     for url in map(urlsplit, filter(None, servers)):
         port = url.port or {"http": 80, "https": 443}.get(url.scheme)
         if port and there and not any(network_policy.admits(one, "Egress", {}, range(port, port + 1)) for one in there):

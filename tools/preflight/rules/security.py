@@ -208,11 +208,7 @@ def exposed(subject: Subject) -> Iterator[Verdict]:
 def network_policy_rule(subject: Subject, template: Template) -> Iterator[Verdict]:
     if template.nodes > 1:
         labels = labels_of(subject, template)
-        there = [
-            item
-            for item in subject.named("NetworkPolicy", template.namespace).values()
-            if known_kind(item) == "NetworkPolicy"
-        ]
+        there = [*subject.named("NetworkPolicy", template.namespace).values()]
         first = next(one for one in subject.templates_of(template.item) if one.training)
         if there or template is first:
             yield from _unfenced(template, labels, there)
