@@ -15,6 +15,7 @@ from tools.cluster.node_checks import is_on_ec2
 from tools.cluster.ownership import need_cluster
 from tools.cluster.snapshot import DAEMONS, Snapshot
 from tools.cluster.spec import Spec
+from tools.core import State
 from tools.facts.instances import INSTANCES
 from tools.kube import Object
 
@@ -107,18 +108,12 @@ def itself(seen: Seen) -> Finding:
     """Check for a security group, shared by all nodes, that allows all traffic to and from itself."""
     if not seen.groups:
         return unknown("itself", "the nodes have no security group")
-    open_ = [
-        one["GroupId"]
-        for one in seen.groups
-        if all(
-            any(rule.get("IpProtocol") == "-1" and _from(rule, {one["GroupId"]}) for rule in one[way])
-            for way in ("IpPermissions", "IpPermissionsEgress")
-        )
-    ]
+    rules = [(one["GroupId"], one["IpPermissions"], one["IpPermissionsEgress"]) for one in seen.groups]
+    ways = [(number, [{one.get("IpProtocol") for one in way if _from(one, {number})} for way in both])
+            for number, *both in rules]  # fmt: skip
+    held = [{one["GroupId"] for one in node.get("SecurityGroups") or []} for node in seen.nodes]
     shared = [
-        number
-        for number in open_
-        if all(number in {one["GroupId"] for one in node.get("SecurityGroups") or []} for node in seen.nodes)
+        number for number, open_ in ways if all("-1" in one for one in open_) and all(number in one for one in held)
     ]
     names = ", ".join(sorted(seen.group_ids))
     if shared:
@@ -151,23 +146,18 @@ def zones(seen: Seen) -> Finding:
         found = INSTANCES.get(node["InstanceType"])
         if found and found.efa and found.accelerators:
             groups.setdefault(node["InstanceType"], []).append(node)
-    if not groups:
-        return good("zone", "no running node uses EFA")
-    lines, apart, loose = [], False, False
+    lines, loose = [], False
+    found = {kind: {str(one["Placement"].get("AvailabilityZone")) for one in nodes} for kind, nodes in groups.items()}
     for kind, nodes in sorted(groups.items()):
-        zones = {str(node["Placement"].get("AvailabilityZone")) for node in nodes}
         places = {str(node["Placement"].get("GroupName") or "") for node in nodes}
-        apart |= len(zones) > 1
         loose |= len(nodes) > 1 and (len(places) > 1 or places == {""})
         shown = ", ".join(sorted(places)) or "none"
-        lines.append(f"{len(nodes)} of {kind}: {', '.join(sorted(zones))}; placement group {shown}")
-    if apart:
-        remedy = "use one zone for each group; EFA does not cross zones"
-        return bad("zone", "nodes that use EFA are in several zones", remedy, *lines)
-    if loose:
+        lines.append(f"{len(nodes)} of {kind}: {', '.join(sorted(found[kind]))}; placement group {shown}")
+    judged = node_checks.one_zone(found, lines)
+    if loose and judged.state is State.PASS:
         summary = "nodes do not share a placement group: more network hops between them"
         return warn("zone", summary, "use a cluster placement group", *lines)
-    return good("zone", "each type is in one zone", *lines)
+    return judged
 
 
 def cni(session: Session, spec: Spec) -> Finding:

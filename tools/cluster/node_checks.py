@@ -125,11 +125,15 @@ def zones(spec: Spec, snapshot: Snapshot) -> Finding:
     for one, machine in _accelerated(snapshot):
         if machine.efa:
             found.setdefault(one.instance, set()).add(one.zone)
-    lines = [f"{kind}: {', '.join(sorted(places))}" for kind, places in sorted(found.items())]
+    return one_zone(found, [f"{kind}: {', '.join(sorted(places))}" for kind, places in sorted(found.items())])
+
+
+def one_zone(found: dict[str, set[str]], lines: list[str]) -> Finding:
+    """Judge the zones of each type of nodes with EFA; `lines` describe them."""
     if any(len(places) > 1 for places in found.values()):
         remedy = "use one zone for each group; EFA does not cross zones"
         return bad("zone", "nodes that use EFA are in several zones", remedy, *lines)
-    return good("zone", "each type is in one zone" if lines else "no ready node uses EFA", *lines)
+    return good("zone", "each type is in one zone" if lines else "no running node uses EFA", *lines)
 
 
 def network_plugin(spec: Spec, snapshot: Snapshot) -> Finding:
