@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from tools.core.nested import mapping
 from tools.kube.json_patch import value_at
@@ -29,13 +30,7 @@ OVERRIDES = {"image", "command", "args", "resourcesPerNode"}  # of a TrainJob, i
 TUNE = ["tune", "run"]  # to which Trainer appends the rendezvous, a recipe and its configuration
 # The lists of a pod template whose entries a patch replaces one by one, each with the field that names them. Those
 # of containers it merges.
-KEYS = {
-    "env": "name",
-    "imagePullSecrets": "name",
-    "schedulingGates": "name",
-    "volumeMounts": "mountPath",
-    "volumes": "name",
-}
+KEYS = {**dict.fromkeys(("env", "imagePullSecrets", "schedulingGates", "volumes"), "name"), "volumeMounts": "mountPath"}
 
 
 class TrainJob(Workload):
@@ -243,18 +238,11 @@ class TrainJob(Workload):
             return pod
         count = sum(role.replicas for role in self.roles if role.trains)
         values = {
-            "PET_NNODES": str(count),
-            "PET_NPROC_PER_NODE": self._processes(pod),
-            "PET_NODE_RANK": str(pod.index),
-            "PET_MASTER_ADDR": self._first_pod,
-            "PET_MASTER_PORT": PORT,
-        }
+            "PET_NNODES": str(count), "PET_NPROC_PER_NODE": self._processes(pod), "PET_NODE_RANK": str(pod.index),
+            "PET_MASTER_ADDR": self._first_pod, "PET_MASTER_PORT": PORT,
+        }  # fmt: skip
         added = [{"name": name, "value": value} for name, value in values.items()]
-        containers = [
-            {**one, "env": _upserted(one.get("env") or [], added)} if one.get("name") == NODE else one
-            for one in pod.spec["containers"]
-        ]
-        return replace(pod, spec={**pod.spec, "containers": containers}, main=NODE)
+        return replace(pod, spec=patched(pod.spec, {"containers": [{"name": NODE, "env": added}]}), main=NODE)
 
     def _processes(self, pod: Pod) -> str:
         """Return numProcPerNode, else `auto` with GPUs, else the CPUs that are asked for (getNumCPUPerNode)."""
@@ -324,7 +312,7 @@ def patched(own: Object, patch: Object) -> Object:
     """Return a part of a pod template with a patch as Kubernetes merges it (strategic merge)."""
     result = dict(own)
     for key, value in patch.items():
-        old = own.get(key) or ([] if isinstance(value, list) else {})
+        old: Any = own.get(key) or ([] if isinstance(value, list) else {})
         if isinstance(value, dict) and isinstance(old, dict):
             result[key] = patched(old, value)
         elif key in ("containers", "initContainers"):
