@@ -55,15 +55,11 @@ def document(spec: Spec, addons: Mapping[str, str] | None = None) -> Document:
         message = f"{spec.at('KUBERNETES_VERSION')}: no add-on versions are known for Kubernetes {spec.version}"
         raise UserError(message, hint)
     service_accounts.check(spec)
+    metadata = {"name": spec.name, "region": spec.region}
     result: Document = {
         "apiVersion": "eksctl.io/v1alpha5",
         "kind": "ClusterConfig",
-        "metadata": {
-            "name": spec.name,
-            "region": spec.region,
-            "version": spec.version,
-            "tags": marks(spec.region, spec),
-        },
+        "metadata": {**metadata, "version": spec.version, "tags": marks(spec.region, spec)},
         "accessConfig": _access(spec),
         "addons": [{"name": name, "version": versions[name], **DEFAULTS["addons"].get(name, {})} for name in names],
     }

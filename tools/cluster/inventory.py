@@ -12,19 +12,8 @@ from typing import Any
 
 from tools.aws import Session
 from tools.aws.policies import OWNER_TAG, TEAM_TAG, owner
-from tools.cluster.ownership import (
-    ACCOUNT_TAG,
-    DOUBT,
-    ENTRY_GROUP,
-    STACK_TAG,
-    Evidence,
-    Row,
-    Tags,
-    is_role,
-    issuer_of,
-    role_prefix,
-    tags_of,
-)
+from tools.cluster import ownership
+from tools.cluster.ownership import DOUBT, STACK_TAG, Evidence, Row, Tags, is_role, tags_of
 from tools.cluster.spec import Spec
 from tools.core.tables import load
 from tools.facts.eks import VERSIONS
@@ -238,7 +227,7 @@ def _pod_identities(evidence: Evidence) -> Iterator[Resource]:
     for id_, listed, row in _members(evidence, listing, operation, "associationId", "association"):
         if evidence.has_tag(row):
             account = f"{listed['namespace']}/{listed['serviceAccount']}"
-            tags = {**tags_of(row), ACCOUNT_TAG: account}
+            tags = {**tags_of(row), ownership.ACCOUNT_TAG: account}
             name = str(row.get("roleArn")).rpartition("/")[2]
             why = _proven(is_role(evidence.place, evidence.spec.name, name, tags))
             yield Resource("pod identity", id_, f"{account} has {name}", 0.0, why)
@@ -249,7 +238,7 @@ def _access_entries(evidence: Evidence) -> Iterator[Resource]:
     operation = "describe_access_entry"
     for arn, _, row in _members(evidence, listing, operation, "principalArn", "accessEntry"):
         if evidence.has_tag(row) and tags_of(row).get(STACK_TAG) not in evidence.stacks:
-            why = _proven(ENTRY_GROUP in (row.get("kubernetesGroups") or []))
+            why = _proven(ownership.ENTRY_GROUP in (row.get("kubernetesGroups") or []))
             yield Resource("access entry", arn, "of a role or user", 0.0, why, str(row.get("createdAt")))
 
 
@@ -321,7 +310,7 @@ def _stacks(evidence: Evidence) -> Iterator[Resource]:
 
 def _role_rows(evidence: Evidence) -> Iterator[tuple[Row, Tags]]:
     """Yield the roles that may be the cluster's with their tags, which IAM's listing leaves out."""
-    prefix = role_prefix(evidence.session.region, evidence.spec.name)
+    prefix = ownership.role_prefix(evidence.session.region, evidence.spec.name)
     for row in evidence.session.pages("iam", "list_roles", "Roles"):
         if row["RoleName"].startswith(prefix):
             yield row, tags_of(evidence.session.call("iam", "list_role_tags", RoleName=row["RoleName"]))
@@ -331,7 +320,7 @@ def _roles(evidence: Evidence) -> Iterator[Resource]:
     for row, tags in _role_rows(evidence):
         if evidence.ours.items() <= tags.items():
             why = _proven(is_role(evidence.place, evidence.spec.name, row["RoleName"], tags))
-            detail = f"of the service account {tags.get(ACCOUNT_TAG)}"
+            detail = f"of the service account {tags.get(ownership.ACCOUNT_TAG)}"
             yield Resource("role", row["RoleName"], detail, 0.0, why, str(row.get("RoleId")))
 
 
@@ -342,24 +331,18 @@ def _providers(evidence: Evidence) -> Iterator[Resource]:
         arn = row["Arn"]
         tags = session.call("iam", "list_open_id_connect_provider_tags", OpenIDConnectProviderArn=arn)
         if evidence.has_tag(tags):
-            is_issuer = arn.partition(":oidc-provider/")[2] == (issuer_of(evidence.cluster) or "none")
+            is_issuer = arn.partition(":oidc-provider/")[2] == (ownership.issuer_of(evidence.cluster) or "none")
             why = _proven(is_issuer and (evidence.spec.adopted or evidence.is_cluster_ours))
             yield Resource("identity provider", arn, "of a cluster's service accounts", 0.0, why)
 
 
 # The kinds that `down` deletes. The cluster proves its provider, and the stack the VPC of the groups in it.
 LISTINGS: dict[str, Listing] = {
-    "pod identity": _pod_identities,
-    "access entry": _access_entries,
-    "node group": _node_groups,
-    "instance": _instances,
-    "identity provider": _providers,
-    "cluster": _clusters,
+    "pod identity": _pod_identities, "access entry": _access_entries, "node group": _node_groups,
+    "instance": _instances, "identity provider": _providers, "cluster": _clusters,
     "network interface": lambda evidence: _interfaces(evidence, evidence.ours),
-    "security group": _groups,
-    "stack": _stacks,
-    "role": _roles,
-}
+    "security group": _groups, "stack": _stacks, "role": _roles,
+}  # fmt: skip
 
 
 def _kinds(spec: Spec) -> list[str]:

@@ -8,25 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tools.aws import Session
-from tools.cluster import context, fit, machines
+from tools.cluster import context, fit, machines, snapshot
 from tools.cluster.cluster_env import Fact
 from tools.cluster.component_checks import CLAIM
 from tools.cluster.discover import Found, discover
 from tools.cluster.node_checks import is_on_ec2
 from tools.cluster.nodes import ZONE_LABEL
-from tools.cluster.snapshot import (
-    CLAIMS,
-    CLASSES,
-    CRD,
-    DAEMONS,
-    DEPLOYMENTS,
-    JOBS,
-    OF_TEAM,
-    QUEUES,
-    Snapshot,
-    collect,
-    images,
-)
+from tools.cluster.snapshot import CLAIMS, CLASSES, CRD, DAEMONS, DEPLOYMENTS, JOBS, OF_TEAM, QUEUES, Snapshot
 from tools.cluster.spec import REGION, ZONE, Spec
 from tools.core.tables import load
 from tools.facts.instances import EFA, NEURON, NVIDIA
@@ -72,7 +60,7 @@ def read(session: Session | None, spec: Spec, asked: Asked) -> tuple[Found, Snap
     live = context.read(kubectl, asked.namespace)
     known = {**spec.facts, **{name: Fact(value) for name, value in found.facts.items()}}
     team = asked.namespace or known.get("TEAM_NAMESPACE", Fact(live.namespace)).value
-    seen = collect(kubectl, team, KINDS)
+    seen = snapshot.collect(kubectl, team, KINDS)
     _add_types(kubectl, seen)
     named = known.get("CLUSTER_NAME", Fact("")).value
     if named not in ("", live.get("CLUSTER_NAME")) and session is None:
@@ -109,7 +97,7 @@ def observe(kubectl: Kubectl, spec: Spec, team: str | None, known: Mapping[str, 
     found.put("KUBERNETES_VERSION", minor)
     place = team or _team(spec, known, seen, found)
     found.put("TEAM_NAMESPACE", place)
-    own = collect(kubectl, place, OF_TEAM)  # seen may have only those of another namespace
+    own = snapshot.collect(kubectl, place, OF_TEAM)  # seen may have only those of another namespace
     seen.objects.update(own.objects)
     classes = seen.of(CLASSES)
     tables: tuple[tuple[str, str, Callable[[], str]], ...] = (
@@ -192,7 +180,7 @@ def _nodes(known: Mapping[str, Fact], seen: Snapshot, found: Found) -> None:
     stated = known["ZONES"].value if "ZONES" in known else found.facts.get("ZONES", "")
     for name, value in machines.facts(taking, known, [one.strip() for one in stated.split(",")]).items():
         found.put(name, value)
-    kept = (image for one in seen.of(DAEMONS) for image in images(one))
+    kept = (image for one in seen.of(DAEMONS) for image in snapshot.images(one))
     registry = next((match[0] for image in kept if (match := EKS_REGISTRY.match(image))), None)
     found.put("EKS_IMAGE_REGISTRY", registry)
 
@@ -219,7 +207,7 @@ def _job_kinds(seen: Snapshot) -> Iterator[str]:
 def _operators(seen: Snapshot) -> Iterator[str]:
     """Yield name and version of each known controller, by the image of its Deployment."""
     for one in seen.of(DEPLOYMENTS):
-        for image in images(one):
+        for image in snapshot.images(one):
             name, tag = last_word(image)
             if name in _OPERATORS:
                 yield f"{name}:{tag or 'unknown'}"

@@ -145,11 +145,6 @@ def _day(moment: Any) -> str:
 
 
 LISTINGS: dict[str, Listing] = {
-    "image repository": _repositories,
-    "build project": _projects,
-    "log group": _logs,
-    "runs": _runs,
-    "load balancer": _balancers,
-    "classic load balancer": _classic,
-    "elastic IP": _addresses,
-}
+    "image repository": _repositories, "build project": _projects, "log group": _logs, "runs": _runs,
+    "load balancer": _balancers, "classic load balancer": _classic, "elastic IP": _addresses,
+}  # fmt: skip

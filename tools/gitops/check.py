@@ -82,13 +82,9 @@ def _misplaced(root: Path, cluster: Path) -> Iterator[Verdict]:
 
 
 def _run(
-    root: Path,
-    path: Path,
-    wanted: Wanted,
-    added: Mapping[str, str],
-    renderer: Renderer,
-    live: Mapping[str, Live] | None,
-) -> Iterator[Verdict]:
+    root: Path, path: Path, wanted: Wanted, added: Mapping[str, str], renderer: Renderer, live: Mapping[str, Live] |
+    None,
+) -> Iterator[Verdict]:  # fmt: skip
     name = path.relative_to(root).as_posix()
     try:
         run = _read(root, path)
@@ -179,14 +175,10 @@ def _edited(root: Path, run: RunFile, added: Mapping[str, str], live: Mapping[st
         summary = f"{run.path}: changed since {first[:12]}, before the cluster created its job"
         return Verdict(State.PASS, summary, changes, details=rule)
     state = f"its job is {own.state} in the cluster" if own is not None else "its job is running or has run"
-    return Verdict(
-        State.FAIL,
-        f"{run.path} was changed since commit {first[:12]}, and {state}. Flux would keep the job but delete"
-        " the ConfigMaps that it was started with, so its next restart would fail",
-        changes,
-        f"git checkout {first[:12]} -- {run.path}; for a change: yard cluster run new {run.cell}",
-        rule,
-    )
+    summary = f"{run.path} was changed since commit {first[:12]}, and {state}. Flux would keep the job but delete"
+    summary += " the ConfigMaps that it was started with, so its next restart would fail"
+    remedy = f"git checkout {first[:12]} -- {run.path}; for a change: yard cluster run new {run.cell}"
+    return Verdict(State.FAIL, summary, changes, remedy, rule)
 
 
 def _changes(before: Object, after: Object, kind: str) -> list[str]:
@@ -241,13 +233,9 @@ def _facts(root: Path, cluster: Path, renderer: Renderer) -> Verdict:
     """Check that every ${NAME} of the platform is a fact; Flux fails on the others after the push."""
     path = cluster / cluster_env.FILE
     facts = cluster_env.read(path)
-    faults = [
-        fault
-        for applied in flux_objects.kustomizations(cluster, renderer)
-        if (applied.spec.get("postBuild") or {}).get("substituteFrom")
-        for file in applied.files(root)
-        for fault in _unknown(root, file, facts)
-    ]
+    applied = flux_objects.kustomizations(cluster, renderer)
+    filled = [one for one in applied if (one.spec.get("postBuild") or {}).get("substituteFrom")]
+    faults = [fault for one in filled for file in one.files(root) for fault in _unknown(root, file, facts)]
     name = path.relative_to(root).as_posix()
     return _verdict("facts", name, list(dict.fromkeys(faults)), "sets every fact", f"set it in {name}")
 

@@ -62,12 +62,9 @@ class Evaluation:
 
 
 def evaluate(
-    manifests: Manifests,
-    base: Published | None = None,
-    given: Given | None = None,
-    operator: str = "",
-    missing_right: str = "",
-) -> Evaluation:
+    manifests: Manifests, base: Published | None = None, given: Given | None = None, operator: str = "", missing_right:
+    str = "",
+) -> Evaluation:  # fmt: skip
     """Apply every rule to a parsed manifest.
 
     Its model must be that of `base`, and its containers without a command start what is `given`. `operator` is the

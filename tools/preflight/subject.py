@@ -370,21 +370,12 @@ def _job(workload: Workload, templates: list[Template], given: Given | None) -> 
 
 def _of_workload(workload: Workload) -> list[Template]:
     """Return the pod templates of a workload."""
-    nodes = workload.nodes
-    return [
-        Template(
-            workload.item,
-            role.path,
-            role.name,
-            role.replicas,
-            nodes if role.trains else 1,
-            role.template.get("metadata") or {},
-            role.template["spec"],
-            workload,
-            role.trains,
-        )
-        for role in workload.roles
-    ]
+    found = []
+    for role in workload.roles:
+        nodes, metadata = workload.nodes if role.trains else 1, role.template.get("metadata") or {}
+        place = workload.item, role.path, role.name, role.replicas, nodes
+        found.append(Template(*place, metadata, role.template["spec"], workload, role.trains))
+    return found
 
 
 def _of_object(item: Object, unknown: bool) -> list[Template]:

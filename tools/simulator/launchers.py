@@ -53,13 +53,9 @@ def kind(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def options(
-    launcher: str,
-    words: list[str],
-    environment: Mapping[str, str],
-    files: Mapping[str, str | None],
-    devices: int,
+    launcher: str, words: list[str], environment: Mapping[str, str], files: Mapping[str, str | None], devices: int,
     explain: Explain,
-) -> Torchrun | None:
+) -> Torchrun | None:  # fmt: skip
     """Return a launcher's options in torchrun's terms, or None where it starts one process as it is.
 
     `devices` is the number of GPUs of the pod. Raises BadOptions where the launcher would refuse its options, and

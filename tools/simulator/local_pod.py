@@ -69,13 +69,9 @@ class LocalPod:
 
 
 def local_pods(
-    pods: Sequence[Pod],
-    manifests: Manifests,
-    shared: Path,
-    checkout: Path,
-    user: Mapping[str, str] = os.environ,
+    pods: Sequence[Pod], manifests: Manifests, shared: Path, checkout: Path, user: Mapping[str, str] = os.environ,
     plan_only: bool = False,
-) -> list[LocalPod]:
+) -> list[LocalPod]:  # fmt: skip
     """Return each pod of one job as a local process. Writes nothing and starts nothing.
 
     `shared` stands for the claim `trainyard`; a pod's own directory is `shared/pods/<pod>`. `user` is the
@@ -95,13 +91,10 @@ def local_pods(
         if missing:
             raise UserError(f"pod {pod.name} needs {missing[0]}, which is not in {manifests.source}")
         command = command_of(pod, resolved.values)
-        final = {
-            **_minimum(pod, mounts, directory, user),
-            "CUDA_VISIBLE_DEVICES": devices[pod.name],
-            **{
-                name: mounts.translate(_local_hosts(value, hosts) if ADDRESS_VARIABLE.fullmatch(name) else value)
-                for name, value in resolved.values.items()
-            },
+        final = {**_minimum(pod, mounts, directory, user), "CUDA_VISIBLE_DEVICES": devices[pod.name]}
+        for name, value in resolved.values.items():
+            final[name] = mounts.translate(_local_hosts(value, hosts) if ADDRESS_VARIABLE.fullmatch(name) else value)
+        final |= {
             "PET_LOCAL_ADDR": address,
             "PET_RDZV_ID": meeting,
             **ON_LOOPBACK,
@@ -110,19 +103,11 @@ def local_pods(
         final["PYTHONPATH"] = os.pathsep.join(filter(None, [str(GUARD), final.get("PYTHONPATH")]))
         final["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{final['PATH']}"
         argv = [mounts.translate(_local_hosts(word, hosts)) for word in command]
-        result.append(
-            LocalPod(
-                name=pod.name,
-                argv=[_program(argv[0], final["PATH"], pod), *argv[1:]],
-                environment=final,
-                secret=frozenset(resolved.secret),
-                directory=directory,
-                cwd=mounts.local(pod.container.get("workingDir") or "") or checkout,
-                mounts=mounts.mounts,
-                grace=int(pod.spec.get("terminationGracePeriodSeconds") or DEFAULT_GRACE),
-                restart_policy=pod.restart_policy,
-            )
-        )
+        started = [_program(argv[0], final["PATH"], pod), *argv[1:]]
+        cwd = mounts.local(pod.container.get("workingDir") or "") or checkout
+        grace, secret = int(pod.spec.get("terminationGracePeriodSeconds") or DEFAULT_GRACE), frozenset(resolved.secret)
+        local = LocalPod(pod.name, started, final, secret, directory, cwd, mounts.mounts, grace, pod.restart_policy)
+        result.append(local)
     return result
 
 
@@ -153,11 +138,9 @@ def _minimum(pod: Pod, mounts: volumes.Volumes, directory: Path, user: Mapping[s
         "PATH": user.get("PATH", os.defpath),
         **{name: user[name] for name in FROM_THE_MACHINE if name in user},
         **{name: os.path.abspath(user[name]) for name in MOUNTED if user.get(name)},
-        "HOME": str(directory),
-        "TMPDIR": str(temporary),
-        "HOSTNAME": pod.name,
+        "HOME": str(directory), "TMPDIR": str(temporary), "HOSTNAME": pod.name,
         **({progress.VARIABLE: "1"} if output.watched() else {}),
-    }
+    }  # fmt: skip
 
 
 def _program(word: str, path: str, pod: Pod) -> str:

@@ -2,15 +2,7 @@
 
 Read in the source of github.com/kubeflow/training-operator (v1.9.4 also as github.com/kubeflow/trainer),
 tags v1.7.0, v1.8.0, v1.8.1 and v1.9.0 to v1.9.4. The functions name the files they follow.
-Differences between the versions that change pods:
-
-- 1.7.0 injects `spec.nprocPerNode` only where a Master exists (pytorch/envvar.go), so that a worker-only job
-  gets no PET_NPROC_PER_NODE from it; from 1.8.0 on every pod gets it.
-- 1.7.0 labels only a Master with job-role=master; from 1.8.0 on worker 0 of a job without Master has it too
-  (pytorch/pytorchjob_controller.go, IsMasterRole).
-- 1.7.0 checks a job when it reconciles, after defaulting; from 1.8.0 on a webhook does, before defaulting, so
-  that `Master.replicas` must be written (apis/kubeflow.org/v1/pytorch_validation.go; webhooks/pytorch).
-- 1.9.0 adds `runPolicy.managedBy`, and refuses elasticPolicy without Worker and fewer than one worker.
+tools/workload/kinds.yaml lists the differences between the versions that change pods.
 
 Not modelled: gang scheduling and custom init container templates, which are options of the operator itself.
 """
@@ -139,11 +131,9 @@ def _pod(job: Object, release: tuple[int, ...], replica_type: str, index: int) -
     name = job["metadata"]["name"]
     labels = {
         **(metadata.get("labels") or {}),
-        LABEL + "operator-name": "pytorchjob-controller",
-        LABEL + "job-name": name,
-        LABEL + "replica-type": replica_type.lower(),
-        LABEL + "replica-index": str(index),
-    }
+        LABEL + "operator-name": "pytorchjob-controller", LABEL + "job-name": name,
+        LABEL + "replica-type": replica_type.lower(), LABEL + "replica-index": str(index),
+    }  # fmt: skip
     if _is_master(job, release, replica_type, index):
         labels[LABEL + "job-role"] = "master"
     spec = with_environment(template["spec"], _environment(job, release, replica_type, index))
@@ -153,18 +143,10 @@ def _pod(job: Object, release: tuple[int, ...], replica_type: str, index: int) -
     spec["restartPolicy"] = "Never" if policy == "ExitCode" else policy
     own = pod_name(name, replica_type, index)
     return Pod(
-        name=own,
-        namespace=job["metadata"].get("namespace") or "default",
-        job=name,
-        role=replica_type.lower(),
-        index=index,
-        labels=labels,
-        annotations=dict(metadata.get("annotations") or {}),
-        restart_policy=policy,
-        spec=spec,
-        hosts=(own,),
-        main=main_container(template, DEFAULT_CONTAINER),
-    )
+        name=own, namespace=job["metadata"].get("namespace") or "default", job=name, role=replica_type.lower(),
+        index=index, labels=labels, annotations=dict(metadata.get("annotations") or {}), restart_policy=policy,
+        spec=spec, hosts=(own,), main=main_container(template, DEFAULT_CONTAINER),
+    )  # fmt: skip
 
 
 def _is_master(job: Object, release: tuple[int, ...], replica_type: str, index: int) -> bool:
@@ -198,13 +180,9 @@ def _master(job: Object, rank: int, total: int, with_nproc: bool) -> list[tuple[
     port = str(_default_port(spec["pytorchReplicaSpecs"][MASTER]))
     address = pod_name(job["metadata"]["name"], MASTER, 0)
     pairs = [
-        ("MASTER_PORT", port),
-        ("PET_MASTER_PORT", port),
-        ("MASTER_ADDR", address),
-        ("PET_MASTER_ADDR", address),
-        ("WORLD_SIZE", str(total * _processes(nproc))),
-        ("RANK", str(rank)),
-    ]
+        ("MASTER_PORT", port), ("PET_MASTER_PORT", port), ("MASTER_ADDR", address), ("PET_MASTER_ADDR", address),
+        ("WORLD_SIZE", str(total * _processes(nproc))), ("RANK", str(rank)),
+    ]  # fmt: skip
     if with_nproc:
         if nproc is None:
             raise ControllerFault("operator 1.7.0 fails on elasticPolicy.nProcPerNode with a Master")

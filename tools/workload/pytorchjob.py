@@ -70,14 +70,8 @@ class PyTorchJob(Workload):
     def _role(name: str, replica: Object, elastic: int) -> Role:
         count = replica.get("replicas")
         count = 1 if count is None else count
-        return Role(
-            name,
-            f"spec.pytorchReplicaSpecs.{name}.template",
-            count,
-            max(count, elastic),
-            replica["template"],
-            replica.get("restartPolicy") or "OnFailure",
-        )
+        path, policy = f"spec.pytorchReplicaSpecs.{name}.template", replica.get("restartPolicy") or "OnFailure"
+        return Role(name, path, count, max(count, elastic), replica["template"], policy)
 
     def _write_replicas(self, place: int, count: int) -> None:
         self.spec["pytorchReplicaSpecs"][self.roles[place].name]["replicas"] = count
