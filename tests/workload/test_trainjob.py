@@ -195,3 +195,10 @@ def test_a_misshapen_patch_is_named() -> None:
         "spec.podTemplateOverrides[0].targetJobs",
         "spec.podTemplateOverrides[0].spec.containers",
     ]
+
+
+@pytest.mark.parametrize("metadata", ["labels", True, {"labels": "trainer"}])
+def test_metadata_of_a_wrong_type_has_no_label(metadata: object) -> None:
+    job, runtime = bed("TrainJob")
+    runtime["spec"]["template"]["spec"]["replicatedJobs"][1]["template"]["metadata"] = metadata
+    assert wiring.analyse(of([job, runtime])).verdict.state is State.FAIL

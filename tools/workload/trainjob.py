@@ -291,8 +291,8 @@ def jobset_of(job: Workload | None) -> JobSet | None:
 
 def _step(one: Object) -> str:
     """Return what a replicated Job is for by its label: trainer, dataset-initializer or model-initializer."""
-    metadata = one["template"].get("metadata") or {}
-    return str(mapping(metadata.get("labels")).get(ANCESTOR))
+    labels = mapping(one["template"].get("metadata")).get("labels")
+    return str(mapping(labels).get(ANCESTOR))
 
 
 def _is_trainer(one: Object) -> bool:
