@@ -44,11 +44,8 @@ def kind(words: Sequence[str]) -> tuple[str, list[str]]:
     if module in MODULES:
         return module, behind
     if module in TABLE["modules"]:
-        return (
-            kind([TABLE["modules"][module], *behind])
-            if module.count(".") < 2 or "cli" in module
-            else (TABLE["modules"][module], behind)
-        )
+        named = TABLE["modules"][module]
+        return kind([named, *behind]) if module.count(".") < 2 or "cli" in module else (named, behind)
     return ("" if module in TABLE["harmless modules"] else "python"), rest
 
 

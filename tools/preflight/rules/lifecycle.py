@@ -242,6 +242,12 @@ def signals(subject: Subject) -> Iterator[Verdict]:
 
 @rule("exit-code")
 def exit_code(subject: Subject) -> Iterator[Verdict]:
+    for template in subject.training():
+        for path, container in template.containers(init=False):
+            if container is not template.trainer()[1]:
+                place = Place(template.object, path, container["name"])
+                summary = f"the pod, and with it the job, ends only when the container {container['name']} ends"
+                yield doubtful(place, summary, "an init container with restartPolicy: Always, unless it ends by itself")
     for _, place, found in _shell_launches(subject):
         if found.lost:
             summary = f"a failure of {found.launcher} is not seen: {found.lost}"

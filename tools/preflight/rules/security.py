@@ -46,12 +46,8 @@ def host_path(subject: Subject) -> Iterator[Verdict]:
 def host_namespaces(subject: Subject) -> Iterator[Verdict]:
     for template in _on_host(subject):
         fields = [key for key in ("hostNetwork", "hostPID", "hostIPC") if template.spec.get(key)]
-        ports = [
-            f"hostPort {port['hostPort']}"
-            for _, container in template.containers()
-            for port in container.get("ports") or []
-            if port.get("hostPort")
-        ]
+        taken = (port.get("hostPort") for _, one in template.containers() for port in one.get("ports") or [])
+        ports = [f"hostPort {port}" for port in taken if port]
         for name in [*fields, *ports]:
             field = name.partition(" ")[0]
             place = Place(template.object, f"{template.spec_path}.{field}", name)
