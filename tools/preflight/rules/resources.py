@@ -12,6 +12,7 @@ from tools.core.repo import nearest
 from tools.core.tables import load
 from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.facts.instances import EFA, NEURON, NVIDIA, Instance
+from tools.kube.json_patch import value_at
 from tools.kube.manifests import Object, name_of
 from tools.kube.quantity import amount, amounts, extended, plain, quota_keys, requests
 from tools.preflight.rule import Place, rule
@@ -166,6 +167,7 @@ def _devices(one: Instance, resource: str) -> Decimal:
 
 @rule("quota")
 def quota(subject: Subject) -> Iterator[Verdict]:
+    yield from _within_queues(subject)
     every = [item for item in subject.objects if item["kind"] == "LimitRange"]
     native = [one for one in subject.templates if not one.foreign]
     for item in subject.objects:
@@ -180,6 +182,29 @@ def quota(subject: Subject) -> Iterator[Verdict]:
             if check:
                 for template in itertools.chain(*here.values()):
                     yield from check(template, entry, ranges, f"LimitRange {name_of(item)}")
+
+
+def _within_queues(subject: Subject) -> Iterator[Verdict]:
+    """Judge what a job requests by its ClusterQueue of Kueue, if that is in the manifest, too."""
+    for job in subject.workloads:
+        local = subject.named("LocalQueue", job.item["metadata"].get("namespace") or "").get(job.queue)
+        item = subject.named("ClusterQueue", "").get(str(value_at(local, ("spec", "clusterQueue")))) or {}
+        most: dict[str, Decimal] = {}
+        for group in value_at(item, ("spec", "resourceGroups")) or []:
+            for one in itertools.chain(*(flavor["resources"] for flavor in group["flavors"])):
+                most[one["name"]] = most.get(one["name"], Decimal(0)) + (amount(one["nominalQuota"]) or 0)
+        borrows = any((item.get("spec") or {}).get(key) for key in ("cohort", "cohortName"))
+        taken = _taken(subject.templates_of(job.item), []) if most else {}
+        for key, need in ((key.removeprefix("requests."), need) for key, need in taken.items() if "requests." in key):
+            place = Place(job.title, f"spec: {key} of all pods", _shown(key, need))
+            if need > 0 and key not in most:
+                summary = f"ClusterQueue {name_of(item)} does not cover {key}: Kueue admits no job that requests it"
+                yield bad(place, summary, "add it to coveredResources, with a quota")
+            elif need > most.get(key, need) and not borrows:
+                has = f"ClusterQueue {name_of(item)} has {_shown(key, most[key])}"
+                yield bad(
+                    place, f"all pods request {key} {_shown(key, need)}, and {has}", "fewer pods, or a larger quota"
+                )
 
 
 def _entries(item: Object) -> list[Object]:
