@@ -75,13 +75,11 @@ def patch(instance: Instance) -> str:
     ]
     terms = {"nodeSelectorTerms": [{"matchExpressions": selectors}]}
     found = limits(instance)
+    processors = {"cpu": Quoted(str(cpus(instance)))}
     operations = [
         _add("/spec/nprocPerNode", Quoted(str(instance.processes))),
         _add(f"{POD}/affinity", {"nodeAffinity": {REQUIRED: terms}, **(one_zone() if EFA in found else {})}),
-        _add(
-            f"{CONTAINER}/resources",
-            {"requests": {"cpu": Quoted(str(cpus(instance))), **_quoted(found)}, "limits": _quoted(found)},
-        ),
+        _add(f"{CONTAINER}/resources", {"requests": {**processors, **_quoted(found)}, "limits": _quoted(found)}),
         {"op": "test", "path": f"{POD}/volumes/{SHM}/name", "value": "shm"},
         _add(f"{POD}/volumes/{SHM}/emptyDir/sizeLimit", _gib(shm_mib(instance))),
     ]

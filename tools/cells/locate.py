@@ -12,13 +12,8 @@ from tools.kube.manifests import Manifests
 def cells() -> list[str]:
     """Return the names of all cells, as `overlays/<hardware>/<model>`."""
     overlays = repo.root() / "overlays"
-    found = {
-        path.parent.relative_to(repo.root()).as_posix()
-        for name in KUSTOMIZATION_NAMES
-        for path in overlays.glob(f"*/*/{name}")
-        if path.parent.parent.name not in NOT_CELLS
-    }
-    return sorted(found)
+    found = {path.parent for name in KUSTOMIZATION_NAMES for path in overlays.glob(f"*/*/{name}")}
+    return sorted(one.relative_to(repo.root()).as_posix() for one in found if one.parent.name not in NOT_CELLS)
 
 
 def cell_path(text: str) -> Path:

@@ -195,12 +195,8 @@ def text_of(path: Path, root: Path) -> str:
 def _machines(root: Path, rows: Any) -> dict[str, Instance | None]:
     """Return the machine of each hardware, None for a Component that is written by hand."""
     directory = root / "overlays/hardware"
-    by_hand = (
-        name
-        for name in _components(root, "hardware")
-        if not text_of(directory / name / "kustomization.yaml", root).startswith(MARK)
-    )
-    found: dict[str, Instance | None] = dict.fromkeys(by_hand)
+    heads = {name: text_of(directory / name / "kustomization.yaml", root) for name in _components(root, "hardware")}
+    found: dict[str, Instance | None] = {name: None for name, text in heads.items() if not text.startswith(MARK)}
     for name, line, entry in _rows(rows, "hardware", None, "hardware"):
         try:
             found[name] = hardware.machine(name, _plain(entry))

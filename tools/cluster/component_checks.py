@@ -7,26 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from tools.cluster import snapshot as kinds
 from tools.cluster.finding import Finding, bad, good, unknown, warn
 from tools.cluster.node_checks import is_on_ec2
 from tools.cluster.nodes import table
-from tools.cluster.snapshot import (
-    CLAIMS,
-    CLASSES,
-    CLUSTER_QUEUES,
-    CRD,
-    DAEMONS,
-    DEPLOYMENTS,
-    JOBS,
-    MUTATING,
-    OPERATOR_WEBHOOK,
-    PRIORITIES,
-    QUEUES,
-    SLICES,
-    VOLCANO_QUEUES,
-    Snapshot,
-    images,
-)
+from tools.cluster.snapshot import CLAIMS, CRD, DAEMONS, DEPLOYMENTS, JOBS, QUEUES, SLICES, Snapshot, images
 from tools.cluster.spec import Spec
 from tools.core import tables, worst
 from tools.facts import compatibility, node_labels
@@ -98,18 +83,20 @@ def queue(spec: Spec, snapshot: Snapshot) -> Finding | None:
 
 
 def _kueue(spec: Spec, snapshot: Snapshot) -> Iterator[Finding]:
-    if snapshot.find(CRD, CLUSTER_QUEUES) is None:
+    if snapshot.find(CRD, kinds.CLUSTER_QUEUES) is None:
         return
-    hidden = [snapshot.unseen[kind] for kind in (QUEUES, CLUSTER_QUEUES, PRIORITIES) if kind in snapshot.unseen]
+    hidden = [
+        snapshot.unseen[kind] for kind in (QUEUES, kinds.CLUSTER_QUEUES, kinds.PRIORITIES) if kind in snapshot.unseen
+    ]
     local = snapshot.find(QUEUES, QUEUE, spec.namespace)
     if local is None:
         remedy = _apply(spec, "queues" if spec.context is None else "plugins", "kueue/queue")
         summary = f"Kueue is installed, and {spec.namespace} has no LocalQueue {QUEUE}"
         yield unknown("queue", hidden[0]) if hidden else bad("queue", summary, remedy)
         return
-    cluster = snapshot.find(CLUSTER_QUEUES, str((local.get("spec") or {}).get("clusterQueue")))
+    cluster = snapshot.find(kinds.CLUSTER_QUEUES, str((local.get("spec") or {}).get("clusterQueue")))
     ill = [line for one in (local, cluster) if one for line in _inactive(one)]
-    known = {name_of(one) for one in snapshot.of(PRIORITIES)}
+    known = {name_of(one) for one in snapshot.of(kinds.PRIORITIES)}
     absent = [name for name in KUEUE_CLASSES if name not in known]
     if ill:
         yield bad("queue", "the team's queue admits no job", "kubectl describe clusterqueue", *ill)
@@ -133,12 +120,12 @@ def _inactive(item: Object) -> list[str]:
 
 
 def _volcano(snapshot: Snapshot) -> Iterator[Finding]:
-    if snapshot.find(CRD, VOLCANO_QUEUES) is None:
+    if snapshot.find(CRD, kinds.VOLCANO_QUEUES) is None:
         return
-    found = snapshot.find(VOLCANO_QUEUES, QUEUE)
+    found = snapshot.find(kinds.VOLCANO_QUEUES, QUEUE)
     state = ((found or {}).get("status") or {}).get("state")
-    if VOLCANO_QUEUES in snapshot.unseen:
-        yield unknown("queue", snapshot.unseen[VOLCANO_QUEUES])
+    if kinds.VOLCANO_QUEUES in snapshot.unseen:
+        yield unknown("queue", snapshot.unseen[kinds.VOLCANO_QUEUES])
     elif found is None:
         yield bad("queue", f"Volcano is installed without a queue {QUEUE}", "apply base/plugins/volcano/queue")
     elif state not in (None, "Open"):
@@ -253,11 +240,11 @@ def claim(spec: Spec, snapshot: Snapshot) -> Finding:
         return bad("claim", f"{spec.namespace} has no claim {CLAIM}", remedy)
     phase = (found.get("status") or {}).get("phase")
     name = str((found.get("spec") or {}).get("storageClassName"))
-    storage_class = snapshot.find(CLASSES, name) or {}
+    storage_class = snapshot.find(kinds.CLASSES, name) or {}
     if phase == "Pending" and storage_class.get("volumeBindingMode") == "WaitForFirstConsumer":
         return good("claim", f"{CLAIM} gets its volume when its first pod starts (class {name})")
-    if phase == "Pending" and CLASSES in snapshot.unseen:
-        return unknown("claim", f"whether {CLAIM} waits for its first pod is hidden: {snapshot.unseen[CLASSES]}")
+    if phase == "Pending" and kinds.CLASSES in snapshot.unseen:
+        return unknown("claim", f"whether {CLAIM} waits for its first pod is hidden: {snapshot.unseen[kinds.CLASSES]}")
     if phase != "Bound":
         return bad("claim", f"{CLAIM} is {phase}", f"kubectl describe pvc {CLAIM} -n {spec.namespace}")
     return good("claim", f"{CLAIM} is bound")
@@ -338,7 +325,7 @@ def _webhooks(snapshot: Snapshot, group: str) -> list[tuple[str, Object]]:
     """Return the webhooks that judge objects of an API group, each with its Service."""
     return [
         (hook["name"], service)
-        for configuration in [*snapshot.of(OPERATOR_WEBHOOK), *snapshot.of(MUTATING)]
+        for configuration in [*snapshot.of(kinds.OPERATOR_WEBHOOK), *snapshot.of(kinds.MUTATING)]
         for hook in configuration.get("webhooks") or []
         if (service := (hook.get("clientConfig") or {}).get("service"))
         if any(group in (rule.get("apiGroups") or []) for rule in hook.get("rules") or [])

@@ -168,11 +168,8 @@ def compile_cache(subject: Subject, template: Template) -> Iterator[Verdict]:
 def mount_of(container: Object, directory: str) -> Object | None:
     """Return the mount that a path is on, None in the container's own layer."""
     whole = PurePosixPath(directory)
-    mounts = [
-        mount
-        for mount in container.get("volumeMounts") or []
-        if whole.is_relative_to(PurePosixPath(mount["mountPath"]))
-    ]
+    every = container.get("volumeMounts") or []
+    mounts = [mount for mount in every if whole.is_relative_to(PurePosixPath(mount["mountPath"]))]
     return max(mounts, key=lambda mount: len(mount["mountPath"]), default=None)
 
 
