@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from tools.cluster import snapshot as kinds
+from tools.cluster import snapshot as snapshots
 from tools.cluster.finding import Finding, bad, good, unknown, warn
 from tools.cluster.node_checks import is_on_ec2
 from tools.cluster.nodes import table
@@ -83,10 +83,12 @@ def queue(spec: Spec, snapshot: Snapshot) -> Finding | None:
 
 
 def _kueue(spec: Spec, snapshot: Snapshot) -> Iterator[Finding]:
-    if snapshot.find(CRD, kinds.CLUSTER_QUEUES) is None:
+    if snapshot.find(CRD, snapshots.CLUSTER_QUEUES) is None:
         return
     hidden = [
-        snapshot.unseen[kind] for kind in (QUEUES, kinds.CLUSTER_QUEUES, kinds.PRIORITIES) if kind in snapshot.unseen
+        snapshot.unseen[kind]
+        for kind in (QUEUES, snapshots.CLUSTER_QUEUES, snapshots.PRIORITIES)
+        if kind in snapshot.unseen
     ]
     local = snapshot.find(QUEUES, QUEUE, spec.namespace)
     if local is None:
@@ -94,9 +96,9 @@ def _kueue(spec: Spec, snapshot: Snapshot) -> Iterator[Finding]:
         summary = f"Kueue is installed, and {spec.namespace} has no LocalQueue {QUEUE}"
         yield unknown("queue", hidden[0]) if hidden else bad("queue", summary, remedy)
         return
-    cluster = snapshot.find(kinds.CLUSTER_QUEUES, str((local.get("spec") or {}).get("clusterQueue")))
+    cluster = snapshot.find(snapshots.CLUSTER_QUEUES, str((local.get("spec") or {}).get("clusterQueue")))
     ill = [line for one in (local, cluster) if one for line in _inactive(one)]
-    known = {name_of(one) for one in snapshot.of(kinds.PRIORITIES)}
+    known = {name_of(one) for one in snapshot.of(snapshots.PRIORITIES)}
     absent = [name for name in KUEUE_CLASSES if name not in known]
     if ill:
         yield bad("queue", "the team's queue admits no job", "kubectl describe clusterqueue", *ill)
@@ -120,12 +122,12 @@ def _inactive(item: Object) -> list[str]:
 
 
 def _volcano(snapshot: Snapshot) -> Iterator[Finding]:
-    if snapshot.find(CRD, kinds.VOLCANO_QUEUES) is None:
+    if snapshot.find(CRD, snapshots.VOLCANO_QUEUES) is None:
         return
-    found = snapshot.find(kinds.VOLCANO_QUEUES, QUEUE)
+    found = snapshot.find(snapshots.VOLCANO_QUEUES, QUEUE)
     state = ((found or {}).get("status") or {}).get("state")
-    if kinds.VOLCANO_QUEUES in snapshot.unseen:
-        yield unknown("queue", snapshot.unseen[kinds.VOLCANO_QUEUES])
+    if snapshots.VOLCANO_QUEUES in snapshot.unseen:
+        yield unknown("queue", snapshot.unseen[snapshots.VOLCANO_QUEUES])
     elif found is None:
         yield bad("queue", f"Volcano is installed without a queue {QUEUE}", "apply base/plugins/volcano/queue")
     elif state not in (None, "Open"):
@@ -240,11 +242,13 @@ def claim(spec: Spec, snapshot: Snapshot) -> Finding:
         return bad("claim", f"{spec.namespace} has no claim {CLAIM}", remedy)
     phase = (found.get("status") or {}).get("phase")
     name = str((found.get("spec") or {}).get("storageClassName"))
-    storage_class = snapshot.find(kinds.CLASSES, name) or {}
+    storage_class = snapshot.find(snapshots.CLASSES, name) or {}
     if phase == "Pending" and storage_class.get("volumeBindingMode") == "WaitForFirstConsumer":
         return good("claim", f"{CLAIM} gets its volume when its first pod starts (class {name})")
-    if phase == "Pending" and kinds.CLASSES in snapshot.unseen:
-        return unknown("claim", f"whether {CLAIM} waits for its first pod is hidden: {snapshot.unseen[kinds.CLASSES]}")
+    if phase == "Pending" and snapshots.CLASSES in snapshot.unseen:
+        return unknown(
+            "claim", f"whether {CLAIM} waits for its first pod is hidden: {snapshot.unseen[snapshots.CLASSES]}"
+        )
     if phase != "Bound":
         return bad("claim", f"{CLAIM} is {phase}", f"kubectl describe pvc {CLAIM} -n {spec.namespace}")
     return good("claim", f"{CLAIM} is bound")
@@ -325,7 +329,7 @@ def _webhooks(snapshot: Snapshot, group: str) -> list[tuple[str, Object]]:
     """Return the webhooks that judge objects of an API group, each with its Service."""
     return [
         (hook["name"], service)
-        for configuration in [*snapshot.of(kinds.OPERATOR_WEBHOOK), *snapshot.of(kinds.MUTATING)]
+        for configuration in [*snapshot.of(snapshots.OPERATOR_WEBHOOK), *snapshot.of(snapshots.MUTATING)]
         for hook in configuration.get("webhooks") or []
         if (service := (hook.get("clientConfig") or {}).get("service"))
         if any(group in (rule.get("apiGroups") or []) for rule in hook.get("rules") or [])
