@@ -147,13 +147,13 @@ def zones(seen: Seen) -> Finding:
         if found and found.efa and found.accelerators:
             groups.setdefault(node["InstanceType"], []).append(node)
     lines, loose = [], False
-    found = {kind: {str(one["Placement"].get("AvailabilityZone")) for one in nodes} for kind, nodes in groups.items()}
+    there = {kind: {str(one["Placement"].get("AvailabilityZone")) for one in nodes} for kind, nodes in groups.items()}
     for kind, nodes in sorted(groups.items()):
         places = {str(node["Placement"].get("GroupName") or "") for node in nodes}
         loose |= len(nodes) > 1 and (len(places) > 1 or places == {""})
         shown = ", ".join(sorted(places)) or "none"
-        lines.append(f"{len(nodes)} of {kind}: {', '.join(sorted(found[kind]))}; placement group {shown}")
-    judged = node_checks.one_zone(found, lines)
+        lines.append(f"{len(nodes)} of {kind}: {', '.join(sorted(there[kind]))}; placement group {shown}")
+    judged = node_checks.one_zone(there, lines)
     if loose and judged.state is State.PASS:
         summary = "nodes do not share a placement group: more network hops between them"
         return warn("zone", summary, "use a cluster placement group", *lines)
