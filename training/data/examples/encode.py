@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from training.data.examples.example import CALLS, Example
 from training.data.examples.formats import BadRow
 from training.data.examples.template import ChatTemplate, Learn, Span
 from training.data.tokenizer import TextTokenizer
+
+_SPACES = ("▁", "Ġ")  # how tokens write a space: SentencePiece's and byte-level ones
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,10 @@ class Encoder:
     In chats the template's special tokens are tokens, and a message with the name of one is refused, because
     it could end its own turn. In text and in prompts such names are plain text, and the example is framed by
     the tokenizer's begin-of-text token, if it has one, and its end-of-text token.
+
+    `joins` says that a prompt and its completion are encoded as one text. Else each is encoded alone, because at
+    inference a prompt comes without its completion. But a tokenizer that writes a space before each text, as
+    Llama 2's and Mistral's do, would also write one between the two.
     """
 
     def __init__(
@@ -43,6 +50,8 @@ class Encoder:
     ) -> None:
         self._text, self.template, self._dtype, self._learn = tokenizer, template, dtype, learn
         self._chat = _with_exact_offsets(tokenizer.tokenizer)
+        self.joins = "".join(tokenizer.plain.encode("a", add_special_tokens=False).tokens)[:1] in _SPACES
+        self._plain = _with_exact_offsets(tokenizer.plain, names=False) if self.joins else tokenizer.plain
         added = self._chat.get_added_tokens_decoder().values()
         self._special = sorted(token.content for token in added if token.special)
 
@@ -96,22 +105,34 @@ class Encoder:
         return next((held for held in map(self._held, parts) if held is not None), None)
 
     def _framed(self, examples: Sequence[Example]) -> Iterator[Encoded | BadRow]:
-        """Encode pieces one by one, because at inference a prompt is encoded without its completion."""
-        texts = [text for example in examples for text, _ in example.pieces]
-        encodings = iter(self._text.plain.encode_batch_fast(texts, add_special_tokens=False))
-        for example in examples:
-            yield self._in_frame(example, [next(encodings).ids for _ in example.pieces])
+        groups = [[example.pieces] if self.joins else [[piece] for piece in example.pieces] for example in examples]
+        texts = ["".join(text for text, _ in pieces) for group in groups for pieces in group]
+        encodings = iter(self._plain.encode_batch(texts, add_special_tokens=False))
+        for example, group in zip(examples, groups, strict=True):
+            yield self._in_frame(example, [(pieces, next(encodings)) for pieces in group])
 
-    def _in_frame(self, example: Example, pieces: list[list[int]]) -> Encoded | BadRow:
+    def _in_frame(self, example: Example, group: list[tuple[Sequence[tuple[str, bool]], Encoding]]) -> Encoded | BadRow:
         bos, eos = self._text.bos, self._text.eos
-        ids, learned = ([bos], [False]) if bos != eos else ([], [])
-        for (text, is_learned), piece in zip(example.pieces, pieces, strict=True):
-            if bos in piece or eos in piece:
-                return BadRow(f"{example.where}: plain text becomes a special token in {text[:60]!r}...")
-            ids += piece
-            learned += [is_learned] * len(piece)
+        ids, learned, borders = ([bos], [False], 0) if bos != eos else ([], [], 0)
+        for pieces, encoding in group:
+            if bos in encoding.ids or eos in encoding.ids:
+                return BadRow(f"{example.where}: plain text becomes a special token in {pieces[0][0][:60]!r}...")
+            marks, border = _marked(pieces, encoding)
+            ids += encoding.ids
+            learned += marks
+            borders += border
         size = sum(len(text.encode()) for text, _ in example.pieces)
-        return Encoded(np.array([*ids, eos], self._dtype), np.array([*learned, True]), size)
+        return Encoded(np.array([*ids, eos], self._dtype), np.array([*learned, True]), size, borders)
+
+
+def _marked(pieces: Sequence[tuple[str, bool]], encoding: Encoding) -> tuple[list[bool], int]:
+    """Return for each token of the pieces' text whether it is learned, and how many are so only in part."""
+    if len(pieces) == 1:
+        return [pieces[0][1]] * len(encoding.ids), 0
+    ends = list(accumulate(len(text) for text, _ in pieces))
+    spans = [(end - len(text), end) for (text, is_learned), end in zip(pieces, ends, strict=True) if is_learned]
+    learned, border = _learned(encoding, spans)
+    return learned.tolist(), border
 
 
 def _learned(encoding: Encoding, spans: list[Span]) -> tuple[npt.NDArray[np.bool_], int]:
@@ -125,10 +146,10 @@ def _learned(encoding: Encoding, spans: list[Span]) -> tuple[npt.NDArray[np.bool
     return learned, border
 
 
-def _with_exact_offsets(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a copy that recognises special tokens and includes a token's leading space in its offsets."""
+def _with_exact_offsets(tokenizer: Tokenizer, names: bool = True) -> Tokenizer:
+    """Return a copy that includes a token's leading space in its offsets, and with `names` finds special tokens."""
     copy = Tokenizer.from_str(json.dumps(_untrimmed(json.loads(tokenizer.to_str()))))
-    copy.encode_special_tokens = False
+    copy.encode_special_tokens = not names
     return copy
 
 

@@ -114,6 +114,7 @@ def plan_of(settings: ExampleSettings) -> Plan:
     tokenizer = tokenizers_.load(settings.tokenizer, given, settings.vocab_size, padded=True)
     template = template_of(settings.tokenizer, tokenizer, settings.chat_template)
     template.check(settings.learn)
+    encoder = Encoder(tokenizer, template, token_shards.token_dtype(tokenizer.vocabulary), settings.learn)
     fingerprint = rows.fingerprint()
     made_of = {
         "source": rows.name,
@@ -128,11 +129,11 @@ def plan_of(settings: ExampleSettings) -> Plan:
         "overlong": settings.overlong,
         "bad_rows": settings.bad_rows,
         **settings.newer(),
+        **({"joined": True} if encoder.joins else {}),
     }
     key = json.dumps([FORMAT, "examples", made_of, fingerprint], sort_keys=True)
     stem = re.sub(r"[^a-z0-9]+", "-", rows.name.lower()).strip("-")[:40] or "data"
     name = f"{stem}-examples-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-    encoder = Encoder(tokenizer, template, token_shards.token_dtype(tokenizer.vocabulary), settings.learn)
     return Plan(settings, rows, tokenizer, encoder, made_of, fingerprint, name)
 
 
