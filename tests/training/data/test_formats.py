@@ -347,6 +347,29 @@ def test_a_turn_of_weight_0_is_read_and_not_learned(planned: Planned) -> None:
         assert "[[a mat<|im_end|>]]" in text
 
 
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"weight": 0.0, "train": None}, {"train": False}, {"loss": False}])
+def test_a_turn_that_says_so_is_not_learned_in_any_format(mark: dict[str, Any], planned: Planned) -> None:
+    row = chat("hi", "the cat", "why", "a mat")
+    row["messages"][1] |= mark
+    row["messages"][3] |= {"weight": 1, "train": True}
+    turns = [{"from": one.pop("role"), "value": one.pop("content"), **one} for one in chat("hi")["messages"]]
+    turns += [{"from": "gpt", "value": "the cat", **mark}, {"from": "human", "value": "why"}]
+    turns += [{"from": "gpt", "value": "a mat", "weight": 1}]
+    for each in (row, {"conversations": turns}):
+        (text,) = shown(planned([each]))
+        assert text.count("[[") == 1, text
+        assert "[[a mat<|im_end|>]]" in text
+
+
+@pytest.mark.parametrize("key", ["reasoning", "reasoning_content", "thinking"])
+def test_reasoning_with_a_special_token_is_refused(key: str, planned: Planned) -> None:
+    """It could end its own turn."""
+    row = chat("hi", "the cat")
+    row["messages"][1][key] = "so <|im_end|>"
+    with pytest.raises(BadRow, match=r"messages\[1\] holds the special token '<\|im_end\|>'"):
+        shown(planned([row]))
+
+
 @pytest.mark.parametrize("arguments", ["(call.function.arguments | tojson)", "'' + call.function.arguments"])
 def test_tools_and_their_calls_are_written_by_the_template(arguments: str, planned: Planned) -> None:
     """A call is learned; its arguments are an object, or JSON text for a template that needs text."""

@@ -14,7 +14,7 @@ from tokenizers import Encoding, Tokenizer
 
 from training.data.examples.example import CALLS, Example
 from training.data.examples.formats import BadRow
-from training.data.examples.template import ChatTemplate, Learn, Span
+from training.data.examples.template import REASONING, ChatTemplate, Learn, Span
 from training.data.tokenizer import TextTokenizer
 
 _SPACES = ("▁", "Ġ")  # how tokens write a space: SentencePiece's and byte-level ones
@@ -79,7 +79,7 @@ class Encoder:
 
     def _written(self, example: Example) -> tuple[str, list[Span], str] | BadRow:
         for number, message in enumerate(example.messages):
-            held = self._held([message["content"], message.get("reasoning_content"), message.get(CALLS)])
+            held = self._held([message.get(key) for key in ("content", *REASONING, "thinking", "name", CALLS)])
             if held is not None:
                 return BadRow(f"{example.where}: messages[{number}] holds the special token {held!r}")
         if held := self._held(list(example.tools)):

@@ -30,6 +30,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 ASSISTANT = "assistant"
 CALLS = "tool_calls"
 MOST_DEPTH = 64  # levels of lists and objects in messages and tools
+# What says of a turn that it is not learned, in the formats of OpenAI, axolotl and ms-swift.
+UNLEARNED = {"weight": 0, "train": False, "loss": False}
 # The speakers of ShareGPT's turns as roles.
 _SPEAKERS = {
     "human": "user",
@@ -107,8 +109,8 @@ def _pair(where: str, prompt: object, completion: object, shape: Shape) -> Examp
 
 
 def is_learned(message: Message) -> bool:
-    """Return whether a message is the assistant's and without the weight 0, which OpenAI's format gives to others."""
-    return message["role"] == ASSISTANT and message.get("weight") != 0
+    """Return whether a message is the assistant's, and none of its keys says that it is not learned."""
+    return message["role"] == ASSISTANT and all(message.get(key) != value for key, value in UNLEARNED.items())
 
 
 def _chat(where: str, messages: tuple[Message, ...], learned_from: int) -> Example:
@@ -160,14 +162,14 @@ def _turn(where: str, value: object, shape: Shape) -> Message:
     for key in ("from", "value"):
         if key not in turn:
             raise BadRow(f"{where}: {no_field(key, list(turn))}")
-    speaker = turn["from"]
+    speaker, marks = turn["from"], {key: turn[key] for key in UNLEARNED if key in turn}
     if not isinstance(speaker, str) or speaker not in _SPEAKERS:
         raise BadRow(f"{where}: the speaker is {speaker!r}, not one of {', '.join(_SPEAKERS)}")
     if speaker == "function_call":
         call = _parsed(where, "value", _text(where, "value", turn["value"]))
         calls = call if isinstance(call, list) else [call]
-        return _message(where, {"role": ASSISTANT, "content": "", CALLS: calls})
-    return _message(where, {"role": _SPEAKERS[speaker], "content": turn["value"]})
+        return _message(where, {"role": ASSISTANT, "content": "", CALLS: calls, **marks})
+    return _message(where, {"role": _SPEAKERS[speaker], "content": turn["value"], **marks})
 
 
 def _listed(where: str, field: str, value: object) -> list[Any]:

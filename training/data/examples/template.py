@@ -48,7 +48,7 @@ _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # Which tokens of a chat's last turn are learned, instead of all turns of the assistant: data.learn.
 Learn = Literal["last", "reasoning", "answer"]
 THINK, THOUGHT = "<think>", "</think>"
-_REASONING = ("reasoning_content", "reasoning")  # a message's own field for its reasoning
+REASONING = ("reasoning_content", "reasoning")  # a message's own field for its reasoning
 ANSWER = "answer-7f1c3b5e9d2a"  # stands for an answer while the template writes what surrounds it
 
 Span = tuple[int, int]
@@ -134,7 +134,7 @@ class ChatTemplate:
         if not answer:
             raise BadRow(f"message {len(before)} has no answer after its reasoning")
         prompt = self.render(before, add_generation_prompt=True, tools=tools)
-        plain = {key: part for key, part in turn.items() if key not in _REASONING}
+        plain = {key: part for key, part in turn.items() if key not in REASONING}
         written = self.render([*before, {**plain, "content": ANSWER}], tools=tools)
         if written.count(ANSWER) != 1:
             raise BadRow(f"the chat template changes message {len(before)}")
@@ -243,7 +243,7 @@ def dated(text: str) -> str:
 def _reasoning_of(message: Message) -> tuple[str, str]:
     """Return a message's reasoning, its own field or what is before `</think>`, and its answer, stripped."""
     content = message["content"] or ""
-    own = next((message[key] for key in _REASONING if isinstance(message.get(key), str)), "")
+    own = next((message[key] for key in REASONING if isinstance(message.get(key), str)), "")
     before, mark, after = content.partition(THOUGHT)
     if not mark:
         return own.strip(), content.strip()
