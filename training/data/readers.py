@@ -22,8 +22,11 @@ _ROWS = _JSON_LINES + JSON_LINES_GZIP + _PARQUET
 ROWS = f"{', '.join(_ROWS[:-1])} and {_ROWS[-1]}"  # the same in words
 _PACKED = (".tar", ".gz", ".tgz", ".zst", ".tzst", ".bz2", ".xz", ".txz", ".zip", ".7z", ".lz4", ".br")
 NOT_UNPACKED = "this compression is not read; unpack it, or use .jsonl.gz"
-_ARROW = ".arrow"
-_NOT_ARROW = "Arrow files are not read; write Parquet: datasets.load_from_disk(DIRECTORY).to_parquet(FILE)"
+# Formats of rows that no reader takes, by the ends of names, and what to do.
+_OTHER_ROWS = {
+    ".arrow": "Arrow files are not read; write Parquet: datasets.load_from_disk(DIRECTORY).to_parquet(FILE)",
+    ".mds": "shards of MosaicML's streaming are not read; write their rows to .jsonl or .parquet",
+}
 OTHER_TABLES = (".json", ".csv", ".tsv", ".arrow")  # not read as rows
 _SHOWN_FIELDS = 8
 _KINDS: dict[type, str] = {
@@ -79,8 +82,9 @@ def is_packed(path: Named) -> bool:
 
 def why_unread(path: Named) -> str:
     """Return why no reader takes the file, by its name; empty if one does."""
-    if path.name.lower().endswith(_ARROW):
-        return _NOT_ARROW
+    for end, why in _OTHER_ROWS.items():
+        if path.name.lower().endswith((end, f"{end}.zstd")):
+            return why
     return NOT_UNPACKED if is_packed(path) else ""
 
 
@@ -287,6 +291,9 @@ def _check_column(path: Place, schema: Any, text_field: str) -> None:
 
 
 def _document(where: str, value: object, text_field: str) -> Document:
+    """Return the text of a row; a null, which Parquet has for a row without one, is an empty text."""
+    if value is None:
+        return Document("", b"")
     if not isinstance(value, str):
         raise DataError(f"{where}: field '{text_field}' is {kind_of(value)}, not a string")
     if len(value) > MOST_ROW:

@@ -34,8 +34,12 @@ STDLIB = "python-stdlib"
 # Some distributions leave out the library's own tests, which are larger than the library.
 _NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
 _MAGIC = re.compile(r"[*?\[]")
-# Files beside data: what people and the library `datasets` write about it.
-_ABOUT = re.compile(r"(?i)(?:readme|licen[cs]e)(?:\..*)?|dataset_infos?\.json|dataset_dict\.json|state\.json")
+# Files beside data: what people, the library `datasets` and MosaicML's streaming write about it.
+_ABOUT = re.compile(
+    r"(?i)(?:readme|licen[cs]e)(?:\..*)?|dataset_infos?\.json|dataset_dict\.json|state\.json|index\.json"
+)
+_CACHE = ("blobs", "refs", "snapshots")  # directories of a repository in the cache of the hub
+_ON_HUB = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}(?:@[\w.-]{1,96})?")
 # Words in the names of files that say which split they are, as the library `datasets` reads them.
 _TRAIN = frozenset({"train", "training"})
 _TEST = frozenset({"test", "testing", "eval", "evaluation", "validation", "valid", "val", "dev"})
@@ -76,8 +80,8 @@ class Source:
     """A source whose files were found, in a fixed order; nothing is read yet.
 
     `single` means that the source is one file: its defects are errors instead of reasons to skip it, and
-    plain text in it is cut into documents. `distinct` means that identical documents are dropped. `tests` are files of
-    other splits than the one to train on, which are not read.
+    plain text in it is cut into documents. `distinct` means that identical documents are dropped. Two kinds of files
+    are not read: `tests`, of other splits than the one to train on, and `about`, which describe rows beside them.
     """
 
     name: str
@@ -86,6 +90,7 @@ class Source:
     single: bool = False
     distinct: bool = False
     tests: tuple[SourceFile, ...] = ()
+    about: tuple[SourceFile, ...] = ()
 
     @property
     def size(self) -> int:
@@ -95,7 +100,7 @@ class Source:
     @property
     def data(self) -> tuple[SourceFile, ...]:
         """The files without those about them; all files if there are no others."""
-        return tuple(file for file in self.files if not _ABOUT.fullmatch(file.path.name)) or self.files
+        return tuple(file for file in self.files if not _is_about(file)) or self.files
 
     @property
     def remote(self) -> bool:
@@ -105,10 +110,9 @@ class Source:
     def describe(self) -> str:
         """Return the source's name, number of files and size in words, and the splits that are left out."""
         files = "1 file" if len(self.files) == 1 else f"{len(self.files):,} files"
-        more = f" and {len(self.tests) - _SHOWN:,} more" if len(self.tests) > _SHOWN else ""
-        names = ", ".join(file.name for file in self.tests[:_SHOWN])
-        tests = f"; left out, because there is a split train: {names}{more}" if self.tests else ""
-        return f"{self.name}: {files}, {'over HTTP' if self.remote else f'{self.size / 2**20:,.1f} MiB'}{tests}"
+        tests = f"; left out, because there is a split train: {_names(self.tests)}" if self.tests else ""
+        about = f"; left out, because rows are beside them: {_names(self.about)}" if self.about else ""
+        return f"{self.name}: {files}, {'over HTTP' if self.remote else f'{self.size / 2**20:,.1f} MiB'}{tests}{about}"
 
     def fingerprint(self) -> list[list[object]]:
         """Return name, size and time of change of each file, which differ if the data changed."""
@@ -159,7 +163,8 @@ def open_source(source: str, text_field: str = "text") -> Source:
     if len(parts) > 1:
         each = [open_source(part, text_field) for part in parts]
         files = tuple(_with_origin(file, part) for one, part in zip(each, parts, strict=True) for file in one.files)
-        return Source(each[0].name, files, text_field, tests=tuple(file for one in each for file in one.tests))
+        tests, about = (tuple(file for one in each for file in getattr(one, key)) for key in ("tests", "about"))
+        return Source(each[0].name, files, text_field, tests=tests, about=about)
     found = _from_urls(source, text_field) if is_remote(source) else _from_disk(source, text_field)
     if all(why_unread(file.path) for file in found.data):
         raise DataError(f"data source {found.data[0].path}: {why_unread(found.data[0].path)}")
@@ -182,8 +187,13 @@ def _from_disk(source: str, text_field: str) -> Source:
     except OSError as error:
         raise DataError(f"data source {source}: {reason(error)}") from error
     if stat.S_ISDIR(mode):
+        if all((path / name).is_dir() for name in _CACHE):
+            commit = next((path / "snapshots").iterdir(), Path("COMMIT")).name
+            raise DataError(
+                f"data source {source} is a cache of the hub; name a commit in it: {path}/snapshots/{commit}"
+            )
         files, tests = _to_train_on(_walk(path))
-        return Source(path.resolve().name, files, text_field, tests=tests)
+        return _without_about(Source(path.resolve().name, files, text_field, tests=tests))
     if not stat.S_ISREG(mode):
         raise DataError(f"data source {source} is neither a file nor a directory")
     return _from_file(path, text_field)
@@ -204,6 +214,23 @@ def _to_train_on(files: tuple[SourceFile, ...]) -> tuple[tuple[SourceFile, ...],
     return tuple(f for f in files if f.name not in tests), tuple(f for f in files if f.name in tests)
 
 
+def _without_about(source: Source) -> Source:
+    """Leave out what describes the data, if there are rows: a text beside them is not one of their documents."""
+    if not any(is_rows(file.path) for file in source.files):
+        return source
+    return replace(source, files=source.data, about=tuple(file for file in source.files if file not in source.data))
+
+
+def _is_about(file: SourceFile) -> bool:
+    return _ABOUT.fullmatch(file.path.name) is not None
+
+
+def _names(files: tuple[SourceFile, ...]) -> str:
+    """Return the first names, and how many there are more."""
+    more = f" and {len(files) - _SHOWN:,} more" if len(files) > _SHOWN else ""
+    return ", ".join(file.name for file in files[:_SHOWN]) + more
+
+
 def _with_origin(file: SourceFile, part: str) -> SourceFile:
     """Return the file with a name that includes which of several sources it is from."""
     return file if is_remote(part) else replace(file, name=f"{Path(part).name}:{file.name}")
@@ -220,13 +247,21 @@ def path_of(source: str) -> Path:
 
 
 def _missing(source: str, path: Path) -> str:
+    if "://" in source:
+        staged = (
+            f"yard stage {source} brings it to the volume" if source.startswith("s3://") else "copy it to the volume"
+        )
+        return f"data source {source} is not read directly; {staged}"
     try:
         siblings = [] if path.parent == Path("/") else os.listdir(path.parent)
     except OSError:
         siblings = []
     if len(path.parts) == 1 and (hint := nearest(source, [STDLIB])):
         return f"data source {source} does not exist{hint}"
-    return f"data source {source} does not exist{nearest(path.name, siblings)}"
+    hint = nearest(path.name, siblings)
+    if not hint and _ON_HUB.fullmatch(source) and not path.parent.exists():
+        hint = f"; of the hub it is hf://datasets/{source.partition('@')[0]}@<commit>"
+    return f"data source {source} does not exist{hint}"
 
 
 def _from_file(path: Path, text_field: str) -> Source:
@@ -243,7 +278,7 @@ def _from_glob(pattern: Path, text_field: str) -> Source:
     kept = _in_order([file for file in files if file is not None])
     if not kept:
         raise DataError(f"data source {pattern} matches no file")
-    return Source(root.resolve().name, kept, text_field)
+    return _without_about(Source(root.resolve().name, kept, text_field))
 
 
 def _first_magic(pattern: Path) -> int:

@@ -154,7 +154,6 @@ def test_reading_is_lazy(tmp_path: Path) -> None:
         (b"{'text': 1}", "not JSON"),
         (b'{"text": "cut', "not JSON"),
         (b'{"text": 5}', "field 'text' is a number, not a string"),
-        (b'{"text": null}', "field 'text' is null, not a string"),
         (b'{"txt": "x"}', "no field 'text' (fields: txt); did you mean 'txt'?"),
         (b"{}", "no field 'text' (fields: none)"),
         (b'["text"]', "must be an object with the field 'text', not a list"),
@@ -173,14 +172,22 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, line: bytes, reason
 
 def test_bad_parquet_rows_and_files(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
-    pq.write_table(pa.table({"text": ["good", None]}), path)
-    assert error_of(path) == f"{path}, row 2: field 'text' is null, not a string"
+    pq.write_table(pa.table({"text": pa.array([b"good"], pa.binary())}), path)
+    assert error_of(path) == f"{path}: field 'text' holds binary, not strings"
     pq.write_table(pa.table({"text": [str(number) * 50 for number in range(5000)]}), path, compression="zstd")
     whole = path.read_bytes()
     path.write_bytes(whole[:4000] + bytes(2000) + whole[6000:])
     assert f"{path}, after row" in error_of(path)
     path.write_bytes(whole[:-100])
     assert f"{path}, after row 0" in error_of(path)
+
+
+def test_a_null_is_an_empty_text(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["good", None, "", "more"]}), tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl").write_text('{"text": null}\n{"text": "last"}\n')
+    counts = Counts()
+    assert [document.text for document in open_source(str(tmp_path)).documents(counts)] == ["good", "more", "last"]
+    assert (counts.documents, counts.empty) == (3, 3)
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
@@ -227,6 +234,39 @@ def test_files_about_data_are_not_taken_for_it(tmp_path: Path) -> None:
     assert "this compression is not read" in error_of(tmp_path)
     (tmp_path / "train" / "data.jsonl.zst").unlink()
     assert texts(tmp_path) == ["about the data"] * 4
+
+
+def test_what_describes_rows_is_not_one_of_their_documents(tmp_path: Path) -> None:
+    """As in a clone of a data set of the hub. Beside texts, such as a program's, a README.md is one of them."""
+    for name in ("README.md", "LICENSE", "dataset_infos.json", "sub/readme.txt"):
+        (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "set" / name).write_text("about the data")
+    (tmp_path / "set" / "rows.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    for source in (tmp_path / "set", tmp_path / "set" / "**"):
+        assert texts(source) == ["a", "b"]
+    found = open_source(f"{tmp_path / 'set'}\n{tmp_path / 'set' / 'README.md'}")
+    assert [document.text for document in found.documents()] == ["a", "b", "about the data"], "named on its own"
+    told = "; left out, because rows are beside them: LICENSE, README.md, dataset_infos.json and 1 more"
+    assert found.describe().endswith(told)
+    (tmp_path / "set" / "rows.jsonl").rename(tmp_path / "set" / "code.py")
+    assert len(texts(tmp_path / "set")) == 5
+
+
+def test_shards_of_streaming_are_refused_with_their_index(tmp_path: Path) -> None:
+    """The index alone would be the text."""
+    for name in ("train/index.json", "val/index.json", "train/shard.00000.mds", "val/shard.00000.mds.zstd"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"shards": []}')
+    assert "train/shard.00000.mds: shards of MosaicML's streaming are not read" in error_of(tmp_path)
+
+
+def test_a_cache_of_the_hub_is_read_at_a_commit(tmp_path: Path) -> None:
+    """Its blobs have no names that say what they are, and are there for each commit."""
+    for name in ("blobs/0a", "refs/main", "snapshots/0123/rows.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('{"text": "a"}\n')
+    assert error_of(tmp_path).endswith(f"is a cache of the hub; name a commit in it: {tmp_path}/snapshots/0123")
+    assert texts(tmp_path / "snapshots" / "0123") == ["a"]
 
 
 def test_the_split_to_train_on_is_read_without_the_others(tmp_path: Path) -> None:
@@ -288,6 +328,9 @@ def test_missing_and_empty_sources(tmp_path: Path) -> None:
     assert "contains no" in error_of(tmp_path / "nothing")
     assert "is not a path" in error_of("")
     assert "is not a path" in error_of("a\0b")
+    assert error_of("s3://corpus/text").endswith("; yard stage s3://corpus/text brings it to the volume")
+    assert error_of("gs://corpus/text").endswith("is not read directly; copy it to the volume")
+    assert error_of("org/set@main").endswith("does not exist; of the hub it is hf://datasets/org/set@<commit>")
     os.mkfifo(tmp_path / "pipe")
     assert "neither a file nor a directory" in error_of(tmp_path / "pipe")
 

@@ -77,8 +77,8 @@ def _with_rows(source: Source) -> tuple[Source, str]:
     for reads, kinds in ((is_rows, ROWS), (is_table, TABLES)):
         rows = tuple(file for file in source.files if reads(file.path))
         if rows:
-            others = [file for file in source.files if not reads(file.path)]
-            return replace(source, files=rows), _left_out(others, kinds)
+            others = [file for file in (*source.about, *source.files) if not reads(file.path)]
+            return replace(source, files=rows, about=()), _left_out(others, kinds)
     for file in source.data:
         if file.name.lower().endswith(OTHER_TABLES):
             raise DataError(f"{file.path}: cannot be read as rows; convert it to .jsonl, .json, .csv or .parquet")
