@@ -28,6 +28,7 @@ class Pattern:
     retry: bool
 
 
+RETRY = re.compile(r"WARNING: Retrying \(")  # pip continues, and its last lines say whether that helped
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 FAILED_STEP = re.compile(r"(?m)^#(\d+) ERROR: ")
 STEP = re.compile(r"(?m)^Step (\d+/\d+ : .*)$")
@@ -48,7 +49,8 @@ def cause(output: str) -> Cause:
     """Return the cause of a failed build, from the output of the failed step."""
     text, failed = _failing(COLOUR.sub("", output))
     step = secret_patterns.mask(failed) if failed else None
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    survived = "No matching distribution found" not in text
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not (survived and RETRY.search(line))]
     for pattern in patterns():
         found = [line for line in lines if pattern.lines.search(line)]
         if found:
@@ -69,7 +71,7 @@ def _failing(output: str) -> tuple[str, str | None]:
         number = failed[1]
         lines = [line for line in output.splitlines() if line.startswith(f"#{number} ")]
         title = next((line.split(" ", 1)[1] for line in lines if line.split(" ", 1)[1].startswith("[")), None)
-        return "\n".join(lines) + output[failed.end() :], title
+        return "\n".join([*lines, output[failed.end() :].partition("\n")[2]]), title
     steps = list(STEP.finditer(output))
     if steps:
         return output[steps[-1].end() :], steps[-1][1]
