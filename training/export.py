@@ -28,7 +28,8 @@ from training.checkpoint.header import INDEX, SINGLE
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.tensors import CODES
 from training.config import Config, ConfigError
-from training.data.run_tokenizer import dataset_directory, load_tokenizer
+from training.data.errors import DataError
+from training.data.run_tokenizer import dataset_directory, end_ids, load_tokenizer
 from training.data.staging import commit, staging
 from training.models import bert
 from training.models.causal import build_on_meta
@@ -98,7 +99,11 @@ def export_run(
         raise ExportError(f"{run.path} trained every weight, so there is nothing to merge; omit --merge")
     kind = "adapter" if config.lora is not None and not merge else "merged model" if merge else "model"
     tokenizer = _tokenizer(checkpoint, run, skipped)
-    special = {} if tokenizer is None else _special_tokens(load_tokenizer(checkpoint, run))
+    special: dict[str, int | None] = {}
+    ends: list[int] = []
+    if tokenizer is not None:
+        loaded = load_tokenizer(checkpoint, run)
+        special, ends = _special_tokens(loaded), _ends(tokenizer.parent, loaded, skipped)
     try:
         with staging(to.resolve().parent, to.name) as directory:
             has_base = False
@@ -109,7 +114,7 @@ def export_run(
                 base = open_weights(config, run, say=say) if merge else None
                 values = _Values(checkpoint, config, base, dtype)
                 written = _write_weights(directory, values, say, shard_bytes)
-                _write_configuration(directory, values, special)
+                _write_configuration(directory, values, special, ends)
             if tokenizer is not None:
                 _copy_tokenizer(tokenizer, directory)
             number = "float32" if kind == "adapter" else dtype
@@ -211,6 +216,22 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]
     return {key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
+def _ends(dataset: Path, tokenizer: PreTrainedTokenizerBase, skipped: list[str]) -> list[int]:
+    """The tokens that the run has learned to end a text with; none, with a line in `skipped`, if that is unknown."""
+    try:
+        return [token for token in end_ids(dataset, tokenizer) if token is not None]
+    except DataError as error:
+        skipped.append(f"exported with the tokenizer's end-of-text token alone: {error}")
+        return []
+
+
+def _with_ends(given: object, ends: list[int]) -> dict[str, object]:
+    """The key `eos_token_id` with the `given` tokens and all ends of texts: a chat may end with another token."""
+    known = given if isinstance(given, list) else [] if given is None else [given]
+    every = [*known, *(end for end in ends if end not in known)]
+    return {} if every == known else {"eos_token_id": every if len(every) > 1 else every[0]}
+
+
 def _write_weights(directory: Path, values: _Values, say: Say, shard_bytes: int) -> tuple[int, int, str]:
     """Write the tensors as safetensors; return their number, bytes and digest."""
     kinds = values.kinds()
@@ -244,8 +265,11 @@ def _divide(kinds: Mapping[str, Kind], shard_bytes: int) -> dict[str, list[str]]
     return {f"model-{at:05d}-of-{len(groups):05d}.safetensors": names for at, names in enumerate(groups, 1)}
 
 
-def _write_configuration(directory: Path, values: _Values, special: dict[str, int | None]) -> None:
-    """Write config.json and generation_config.json: the base's if it has them, else the trained model's."""
+def _write_configuration(directory: Path, values: _Values, special: dict[str, int | None], ends: list[int]) -> None:
+    """Write config.json and generation_config.json: the base's if it has them, else the trained model's.
+
+    The latter also has the tokens that the run has learned to end a text with: `generate` and vLLM stop at these.
+    """
     said: dict[str, Any] = values.checkpoint.meta.get(FILES, {})
     name = str(values.dtype).removeprefix("torch.")
     if CONFIG in said:
@@ -258,9 +282,11 @@ def _write_configuration(directory: Path, values: _Values, special: dict[str, in
         ours.architectures = [type(values.model).__name__]
         ours.save_pretrained(directory)
     if GENERATION in said:
-        write_json(directory / GENERATION, said[GENERATION])
+        found = said[GENERATION]
+        write_json(directory / GENERATION, {**found, **_with_ends(found.get("eos_token_id"), ends)})
     elif values.model.can_generate():
-        GenerationConfig(**special).save_pretrained(directory)
+        learned = {**special, **_with_ends(special.get("eos_token_id"), ends)}
+        GenerationConfig(**learned).save_pretrained(directory)
 
 
 def _write_base(

@@ -18,8 +18,10 @@ import pytest
 import torch
 import yaml  # type: ignore[import-untyped]
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForPreTraining, BertForPreTraining
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoModelForPreTraining, BertForPreTraining, GenerationConfig
 
+from tests.training.chats import chat, chatml_tokenizer
 from tests.training.weights.bases import (
     LLAMA,
     LORA,
@@ -36,6 +38,7 @@ from tests.training.weights.bases import (
 from tools.cli import invoke
 from training.checkpoint.errors import CheckpointError
 from training.config import load_texts
+from training.data.examples.prepare_examples import ExampleSettings, prepare_examples
 from training.export import ExportError, export_run, main
 from training.models import bert
 from training.run.directory import RunDir
@@ -137,6 +140,31 @@ def test_weights_that_were_imported_are_exported_byte_for_byte(
     assert (tmp_path / "out" / "generation_config.json").exists()
     names = {path.name for path in (dataset / "tokenizer").iterdir()}
     assert names < {path.name for path in (tmp_path / "out").iterdir()}
+
+
+def test_an_exported_chat_model_stops_where_its_template_ends_a_turn(tmp_path: Path, run: RunDir) -> None:
+    """`generate` and vLLM read generation_config.json: the base's tokens stay, and the turn's end joins them."""
+    tokenizer = chatml_tokenizer(tmp_path / "tokenizer")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(chat("hi", text)) + "\n" for text in ("the cat", "a mat")))
+    settings = ExampleSettings(
+        str(tmp_path / "rows.jsonl"), "text", 0.2, str(tokenizer), "auto", 515, 32, True, "truncate", "error"
+    )
+    chats = prepare_examples(settings, tmp_path / "data", lambda line: None)
+    own = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    eos, end = own.token_to_id("<|end_of_text|>"), own.token_to_id("<|im_end|>")
+    publish(tmp_path / "base")
+    for given, wanted in ((7, [7, eos, end]), ([end, eos], [end, eos])):
+        said = json.dumps({"eos_token_id": given, "temperature": 0.6})
+        (tmp_path / "base" / "generation_config.json").write_text(said)
+        adapted(run, configuration(str(tmp_path / "base"), LORA), chats)
+        export_run(run.path, tmp_path / "out", merge=True)
+        says = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+        assert says == {"eos_token_id": wanted, "temperature": 0.6}
+        shutil.rmtree(tmp_path / "out")
+        shutil.rmtree(run.path)
+    pretrained(run, chats)
+    export_run(run.path, tmp_path / "out")
+    assert GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == [eos, end]
 
 
 def test_an_exported_model_is_a_base_again(tmp_path: Path, run: RunDir, dataset: Path) -> None:
