@@ -84,6 +84,11 @@ class Plan:
             except BadRow as error:
                 self.bad(error, counts)
 
+    def ends(self, encoded: Encoded) -> bool:
+        """Return whether the last learned token ends a turn: without one the model never learns to stop."""
+        last = encoded.tokens[encoded.learned][-1:].tolist()
+        return last == [self.tokenizer.eos] or self.tokenizer.tokenizer.get_added_tokens_decoder().keys() >= set(last)
+
     def bad(self, error: BadRow, counts: Counter[str]) -> None:
         """Count a bad row or raise DataError, depending on `data.bad_rows`."""
         if self.settings.bad_rows == "error":
@@ -187,7 +192,7 @@ def _build(plan: Plan, directory: Path, reporter: Reporter) -> str:
     index = Index(
         format=FORMAT,
         settings=plan.made_of,
-        source=dict(sorted(counts.items())),
+        source=dict(sorted(count for count in counts.items() if count[0] != "without_end")),
         vocabulary=tokenizer.vocabulary,
         bos=tokenizer.bos,
         eos=tokenizer.eos,
@@ -257,6 +262,7 @@ def _encoded(plan: Plan, examples: list[Example], counts: Counter[str]) -> list[
             plan.bad(encoded, counts)
             continue
         counts[example.kind] += 1
+        counts["without_end"] += example.kind == "chat" and not plan.ends(encoded)
         counts["border_tokens"] += encoded.border
         parts = [encoded]
         if len(encoded.tokens) > length:
@@ -277,6 +283,7 @@ _NAMES = {
     "overlong_drop": "too long and left out",
     "overlong_split": "too long and split",
     "nothing_to_learn": "without a token to learn",
+    "without_end": "chats whose answer ends without a special token, so that the model does not learn to stop",
     "border_tokens": "tokens that only partly belong to the assistant",
 }
 
