@@ -277,9 +277,12 @@ def _environment_file(install: Install, name: str, context: Sources) -> None:
         below: Any = entry.get("pip") or [] if isinstance(entry, dict) else []
         for index, text in enumerate(below):
             line = below.lc.item(index)[0] + 1
+            words = re.split(r"[\s=]+", str(text), maxsplit=1)
             package = requirement(str(text), shown, line)
             if package is not None:
                 install.packages.append(package)
+            elif words[0] in REQUIREMENTS and len(words) > 1:
+                _file(install, str(PurePosixPath(shown).parent / words[1]), context)
             elif match := INDEX.search(str(text)):
                 install.cuda = match[1]
 

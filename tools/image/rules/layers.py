@@ -196,7 +196,7 @@ def system_packages(subject: Subject) -> Iterator[Verdict]:
         if one.name == "USER":
             users[stage.index] = one.value.strip().strip("\"'").split(":")[0]
         user = users.get(stage.index, "root")
-        if one.name != "RUN" or user.lower() in ("root", "0") or unresolved(user):
+        if one.name != "RUN" or user.lower() in ("root", "0") or unresolved(user) or "sudo" in script(one):
             continue
         used = (words[0] for words in commands(script(one)) if {"install", "update", "add"} & set(words))
         if name := next((word for word in used if word in managers), None):

@@ -11,7 +11,7 @@ from tools.image.dockerfile.parse import Instruction, Stage, unresolved
 from tools.image.dockerfile.shell_script import commands, program, script
 from tools.image.rules.layers import PUBLIC
 from tools.image.rules.rule import Subject, at, rule
-from tools.image.rules.runtime import ROOT, Made, made, started_by
+from tools.image.rules.runtime import ROOT, Made, made, started_by, written
 from tools.simulator.prefixes import behind_prefixes
 
 OCTAL = re.compile(r"[0-7]{3,4}")
@@ -35,7 +35,11 @@ def executable(subject: Subject) -> Iterator[Verdict]:
     if found is None or ("/" not in name and str(found.path.parent) not in ON_PATH):
         return
     place, file, can = at(subject, found.instruction), found.path.name, _executable(subject, found)
-    if can:
+    crlf = _PATTERNS["script with CR LF"].search(written(subject, name) or "")
+    if crlf and not _PATTERNS["takes CR out"].search(subject.dockerfile.text):
+        text = f"{file} begins with #! and ends its lines in CR LF: the start ends in `no such file or directory`"
+        yield bad(place, text, f"RUN sed -i 's/\\r$//' {found.path}, or *.sh text eol=lf in .gitattributes")
+    elif can:
         yield good(place, f"{file} is executable")
     elif can is False and final.last("ENTRYPOINT") is None and not PUBLIC.match(final.image):
         text = f"{file} is not executable, and whether an ENTRYPOINT of the base reads it is unknown"
