@@ -79,7 +79,7 @@ EFA: Mapping[str, Efa] = {name: Efa(installer=name, **row) for name, row in _FAC
 PLUGINS: list[Plugin] = [Plugin(**row) for row in _FACTS["ofi_nccl"]]
 GPUS: Mapping[str, str] = _FACTS["gpus"]
 CAPABILITIES: Mapping[str, list[str]] = _FACTS["cuda"]["capabilities"]
-FLASH_ATTN: Mapping[str, str] = _FACTS["flash_attn"]
+FLASH_ATTN: Mapping[str, Mapping[str, str]] = {str(row["since"]): row for row in _FACTS["flash_attn"]}
 TORCH_PINS: Mapping[str, Mapping[str, str]] = _FACTS["torch_pins"]
 TORCH_AT_LEAST: Mapping[str, Mapping[str, str]] = _FACTS["torch_at_least"]
 TRITON: Mapping[str, SpecifierSet] = {name: SpecifierSet(one) for name, one in _FACTS["triton"].items()}
@@ -190,6 +190,11 @@ def torch_of_torchaudio(text: str) -> str | None:
 def torch_for_transformers(text: str) -> str | None:
     """Return the oldest torch that a transformers release works with, or None if it is unknown."""
     return _newest({row["since"]: row["torch"] for row in _FACTS["transformers"]}, text)
+
+
+def flash_attn(text: str | None) -> Mapping[str, str]:
+    """Return the oldest torch and CUDA of a release of flash-attn, of the newest one if it is unknown."""
+    return _newest(FLASH_ATTN, text or "") or [*FLASH_ATTN.values()][-1]
 
 
 def oldest_torch(name: str, text: str) -> str | None:

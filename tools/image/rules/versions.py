@@ -9,6 +9,7 @@ from packaging.version import Version
 from tools.core import Verdict, bad, doubtful, good, tables, unclear
 from tools.facts import compatibility
 from tools.image.dockerfile.packages import LOCKS, Install, Package, cuda_version
+from tools.image.dockerfile.parse import Stage
 from tools.image.dockerfile.shell_script import script
 from tools.image.rules.rule import Location, Subject, at, of, rule
 
@@ -17,6 +18,9 @@ OFFICIAL = re.compile(r"^(?:docker\.io/)?pytorch/pytorch:")
 CPU_BASE = re.compile(r"pytorch(?:-training|-inference):[^@]{0,128}-cpu-")
 BASE_PYTHON = re.compile(r"(?:^|/)python:(\d+\.\d+)|[-_]py(3)(\d{1,2})(?:-|$)")
 RUNTIME = re.compile(r"-(?:runtime|base)-|-(?:runtime|base)$|slim")
+PYTHONS: dict[str, str] = tables.load("image/tables.yaml")["pythons of systems"]
+MANAGED = Version("3.11")  # Debian 12 and Ubuntu 23.04 were the first systems with PEP 668
+_PATTERNS = tables.patterns("image/patterns.yaml")
 OFF = ("0", "false", "off", "no", "f", "n")
 ISOLATION = re.compile(r"\b((?:PIP|UV)_NO_BUILD_ISOLATION(?:_PACKAGE)?)=[\"']?([\w.-]+)")
 DEVEL, ISOLATED = "a -devel base in the stage that builds it", "pip install --no-build-isolation, after torch"
@@ -293,13 +297,14 @@ def flash_attn(subject: Subject) -> Iterator[Verdict]:
     install, package = found
     if package.file.endswith(tuple(LOCKS.values())):
         return  # the lock's project has its own wheels and settings of builds
-    place, needs = of(package), compatibility.FLASH_ATTN
+    place, needs = of(package), compatibility.flash_attn(package.exact)
     base = install.stage.image.split("@")[0]
-    match, ngc = BASE_CUDA.search(base), compatibility.NGC_IMAGE.search(base)
+    cuda, ngc = cuda_of(base), compatibility.NGC_IMAGE.search(base)
     if ngc and not package.exact and "://" not in package.text:
         yield good(place, "NVIDIA's PyTorch images bring flash-attn, so that pip keeps theirs")
     elif torch and torch.number and torch.number < Version(needs["torch"]):
-        yield bad(place, f"flash-attn needs torch {needs['torch']}, not {torch.version}", "a newer torch")
+        text = f"this flash-attn needs torch {needs['torch']}, not {torch.version}"
+        yield bad(place, text, "a newer torch, or an older flash-attn")
     elif "://" in package.text:
         yield from _flash_wheel(place, package, torch)
     elif _isolated(install, "flash-attn"):
@@ -309,9 +314,10 @@ def flash_attn(subject: Subject) -> Iterator[Verdict]:
         yield good(place, "flash-attn's build only downloads its wheel for the installed torch")
     elif RUNTIME.search(base):
         yield bad(place, f"flash-attn is compiled, and {base} has no nvcc", DEVEL)
-    elif match and match[1] and Version(match[1]) < Version(needs["cuda"]):
-        yield bad(place, f"flash-attn needs CUDA {needs['cuda']}, not {match[1]}", "a newer base")
-    elif match or ngc:
+    elif cuda and Version(cuda) < Version(needs["cuda"]):
+        text = f"this flash-attn needs CUDA {needs['cuda']}, not {cuda}"
+        yield bad(place, text, "a newer base, or an older flash-attn")
+    elif cuda or ngc:
         yield good(place, "flash-attn is built where nvcc is")
     else:
         yield unclear(place, f"flash-attn is compiled, and it is unknown whether {base} has nvcc")
@@ -334,19 +340,44 @@ def _flash_wheel(place: Location, package: Package, torch: Torch | None) -> Iter
 
 @rule("python")
 def python(subject: Subject) -> Iterator[Verdict]:
-    torch, base = find_torch(subject), subject.dockerfile.final.image
-    match, ngc = BASE_PYTHON.search(base), compatibility.ngc(base)
-    row = torch.row if torch else None
-    if torch is None or row is None or not (match or ngc) or compatibility.torch_of_image(base) == torch.version:
-        return
-    has = (match[1] or f"{match[2]}.{match[3]}") if match else ngc.python if ngc else ""
-    place = at(subject, subject.dockerfile.final.lineage()[0])
-    oldest, newest = row.python
-    if Version(oldest) <= Version(has) <= Version(newest):
-        yield good(place, f"torch {torch.version} has wheels for Python {has}")
-    else:
-        span = f"Python {oldest} to {newest}"
-        yield bad(place, f"torch {torch.version} has wheels for {span}, and the base has {has}", span)
+    torch = find_torch(subject)
+    stage = torch.install.stage if torch and torch.install else subject.dockerfile.final
+    has, place, row = _python_of(subject, stage), at(subject, stage.lineage()[0]), torch.row if torch else None
+    if torch and torch.install and torch.install.tool != "conda" and _PATTERNS["musl"].search(stage.image):
+        text = "torch has no wheels for musl, the C library of Alpine: pip finds no matching distribution"
+        yield bad(place, text, "a base with glibc, such as python:3.11-slim")
+    elif torch and row and has and compatibility.torch_of_image(stage.image) != torch.version:
+        span = "Python {} to {}".format(*row.python)
+        if Version(row.python[0]) <= Version(has) <= Version(row.python[1]):
+            yield good(place, f"torch {torch.version} has wheels for Python {has}")
+        else:
+            yield bad(place, f"torch {torch.version} has wheels for {span}, and the base has {has}", span)
+    for package in (one for install in subject.shipped for one in install.packages):
+        tag = _PATTERNS["python of a wheel"].search(package.text)
+        if has and tag and f"3.{tag[1]}" != has:
+            yield bad(of(package), f"this wheel is for Python 3.{tag[1]}, and the base has {has}", "the wheel for it")
+    if refused := next((one for one in subject.installs if _managed(subject, one)), None):
+        text = f"apt manages the Python of {refused.stage.image}, so that pip refuses: externally-managed-environment"
+        remedy = "python3 -m venv /opt/venv, and its bin first in PATH; or --break-system-packages"
+        yield bad(at(subject, refused.instruction), text, remedy)
+
+
+def _python_of(subject: Subject, stage: Stage) -> str | None:
+    """Return the Python of a stage's base by its name, or apt's; None if unknown, or if another one may be in use."""
+    match, ngc, text = BASE_PYTHON.search(stage.image), compatibility.ngc(stage.image), subject.dockerfile.text
+    apt = next((has for name, has in PYTHONS.items() if re.search(name, stage.image) and "python3-pip" in text), None)
+    found = (match[1] or f"{match[2]}.{match[3]}") if match else ngc.python if ngc else apt
+    others = {f"3.{minor}" for minor in re.findall(r"\bpython3\.(\d{1,2})\b", text)} - {found}
+    return None if others or _PATTERNS["another Python"].search(text) else found
+
+
+def _managed(subject: Subject, install: Install) -> bool:
+    """Return whether pip refuses to install packages beside those of apt (PEP 668)."""
+    has = _python_of(subject, install.stage) if _PATTERNS["base with apt"].match(install.stage.image) else None
+    kept = {"--break-system-packages", "--target", "-t", "--prefix", "--root"} & install.flags
+    tool = install.tool == "pip" or (install.tool == "uv" and "--system" in install.flags)
+    allowed = kept or not tool or not has or _PATTERNS["may install beside apt"].search(subject.dockerfile.text)
+    return not allowed and Version(str(has)) >= MANAGED
 
 
 @rule("gpu")
@@ -404,12 +435,15 @@ def find_torch(subject: Subject) -> Torch | None:
 
 def base_cuda(subject: Subject) -> str | None:
     """Return the CUDA of the base image, by its name, or None."""
-    if ngc := compatibility.ngc(subject.dockerfile.final.image):
+    return cuda_of(subject.dockerfile.final.image)
+
+
+def cuda_of(image: str) -> str | None:
+    """Return the CUDA of an image, by its name, or None."""
+    if ngc := compatibility.ngc(image):
         return ngc.cuda
-    match = BASE_CUDA.search(subject.dockerfile.final.image.split("@")[0])
-    if match is None:
-        return None
-    return match[1] or match[2] or cuda_version("cu" + match[3])
+    match = BASE_CUDA.search(image.split("@")[0])
+    return (match[1] or match[2] or cuda_version("cu" + match[3])) if match else None
 
 
 def _beside_torch(subject: Subject, name: str) -> Iterator[tuple[Torch, Package, str, State]]:
