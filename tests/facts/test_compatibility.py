@@ -27,7 +27,7 @@ def test_the_table_agrees_with_the_installed_torch() -> None:
 
 
 def test_the_table_agrees_with_the_installed_transformers() -> None:
-    wanted = compatibility.torch_for_transformers(version("transformers"))
+    wanted = compatibility.oldest_torch("transformers", version("transformers"))
     assert wanted is not None
     asked = [Requirement(text) for text in requires("transformers") or []]
     (torch,) = [item for item in asked if item.name == "torch" and 'extra == "torch"' in str(item.marker)]

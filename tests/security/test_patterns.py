@@ -79,6 +79,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
         r"(?m)^[ \t]*+(?:function\s++)?a\s*+(?:\(\))?\s*+\{",
         r"^arm(?:64v8|32v7)/|[-_:](?:arm64|aarch64)(?:[-_.]|$)",
     ),
+    "tools/image/rules/versions.py": tuple(load("image/tables.yaml")["pythons of systems"]),
     "tools/image/rules/secrets.py": (r"\brm\b[^;&|]{0,300}a",),
     "tools/job/diagnosis/deleted_pods.py": (r"a-(?:(?:master|worker)-)?\d+(?:-\d+)?(?:-\w{5})?",),
     "tools/job/log_rules.py": (),  # the user's own, and ended after a minute

@@ -187,11 +187,6 @@ def torch_of_torchaudio(text: str) -> str | None:
     return series(text)
 
 
-def torch_for_transformers(text: str) -> str | None:
-    """Return the oldest torch that a transformers release works with, or None if it is unknown."""
-    return _newest({row["since"]: row["torch"] for row in _FACTS["transformers"]}, text)
-
-
 def flash_attn(text: str | None) -> Mapping[str, str]:
     """Return the oldest torch and CUDA of a release of flash-attn, of the newest one if it is unknown."""
     return _newest(FLASH_ATTN, text or "") or [*FLASH_ATTN.values()][-1]

@@ -28,7 +28,6 @@ class Pattern:
     retry: bool
 
 
-RETRY = re.compile(r"WARNING: Retrying \(")  # pip continues, and its last lines say whether that helped
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 FAILED_STEP = re.compile(r"(?m)^#(\d+) ERROR: ")
 STEP = re.compile(r"(?m)^Step (\d+/\d+ : .*)$")
@@ -49,8 +48,8 @@ def cause(output: str) -> Cause:
     """Return the cause of a failed build, from the output of the failed step."""
     text, failed = _failing(COLOUR.sub("", output))
     step = secret_patterns.mask(failed) if failed else None
-    survived = "No matching distribution found" not in text
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not (survived and RETRY.search(line))]
+    survived = "No matching distribution found" not in text  # pip ends with this if its retries did not help
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not (survived and "Retrying (" in line)]
     for pattern in patterns():
         found = [line for line in lines if pattern.lines.search(line)]
         if found:

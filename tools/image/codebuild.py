@@ -62,10 +62,6 @@ class Project:
         return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}"
 
     @property
-    def bucket_arn(self) -> str:
-        return f"arn:{self.partition}:s3:::{self.bucket}"
-
-    @property
     def bucket(self) -> str:
         return f"trainyard-image-build-{self.account}-{self.region}"
 
@@ -87,10 +83,10 @@ def _template(project: Project, name: str) -> Any:
     """Return a part of codebuild.yaml with the names of the project's resources."""
     values = {
         "account": project.account, "name": project.name, "path": project.repository,
-        "bucket": project.bucket_arn, "bucket name": project.bucket, "role": project.role_arn,
+        "bucket": f"arn:{project.partition}:s3:::{project.bucket}", "bucket name": project.bucket,
         "log group": project.log_group, "logs": project.arn("logs", f"log-group:{project.log_group}"),
         "project": project.arn("codebuild", f"project/{project.name}"),
-        "repository": project.arn("ecr", f"repository/{project.repository}"),
+        "repository": project.arn("ecr", f"repository/{project.repository}"), "role": project.role_arn,
     }  # fmt: skip
     return tables.filled(_TEMPLATES[name], values)
 

@@ -75,7 +75,7 @@ def _refuse(read: Subject, final: Stage) -> None:
             raise Unsafe(f"line {one.line}: uv may put a Python into the home of root; set UV_PYTHON_INSTALL_DIR")
         if one.name == "RUN" and SSH.search(text):
             raise Unsafe(f"line {one.line} sets up an SSH server, which MPI starts as root")
-        if one.name == "EXPOSE" and any(_low(word) for word in one.value.split()):
+        if one.name == "EXPOSE" and any(int(port) < 1024 for port in re.findall(r"(?<!\S)\d{1,5}", one.value)):
             raise Unsafe(f"line {one.line}: a port below 1024 may need root")
         if one.name in ("ONBUILD", "VOLUME"):
             raise Unsafe(f"line {one.line}: {one.name} may need root, or drops a change of owner")
@@ -93,11 +93,6 @@ def _refuse_command(read: Subject, one: Instruction) -> None:
             raise Unsafe(f"{name} is not in the context, so it is unknown whether it needs root")
         if match := NEEDS_ROOT.search(re.sub(r"(?m)^[ \t]*+#.*$", "", text)):
             raise Unsafe(f"{name} has {match[0]}, which may need root")
-
-
-def _low(port: str) -> bool:
-    number = re.match(r"\d{1,5}", port)
-    return bool(number) and int(number[0]) < 1024  # type: ignore[index]
 
 
 def _owned(final: Stage, start: str) -> list[str]:

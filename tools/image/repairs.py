@@ -93,7 +93,7 @@ def _append(draft: Draft, stage: Stage, one: Instruction, command: str) -> None:
 def base(draft: Draft, verdict: Verdict) -> None:
     """Change the CUDA of the base image or of the index, if exactly one choice is good."""
     read = draft.read()
-    torch, has = versions.find_torch(read), versions.base_cuda(read)
+    torch, has = versions.find_torch(read), versions.cuda_of(read.dockerfile.final.image)
     stage = read.dockerfile.final.lineage()[0]
     if torch is None or torch.row is None or torch.install is None:
         raise Unsafe("which torch and CUDA are meant is unknown")

@@ -80,7 +80,7 @@ class TrialTraining:
             return self._fail(f"training: {problem}")
         self._remove()
         evidence = [f"{STEPS} steps, loss {first:.3f} to {last:.3f}, both ended with 0"]
-        return _pass(f"training: {RANKS} containers found each other by name", evidence)
+        return Verdict(State.PASS, f"training: {RANKS} containers found each other by name", evidence)
 
     def kill(self) -> Verdict:
         """Train again, kill one container, and look for checkpoints on the volume."""
@@ -101,7 +101,7 @@ class TrialTraining:
             return Verdict(State.CANNOT_TELL, "kill: it came after the last step", self.committed)
         self._remove()
         evidence = [f"killed at step {reached}; the other ended with {code}; {', '.join(self.committed)}"]
-        return _pass("checkpoint: on the volume after the kill", evidence)
+        return Verdict(State.PASS, "checkpoint: on the volume after the kill", evidence)
 
     def resume(self) -> Verdict:
         """Start both again, and compare every loss with the run without a kill."""
@@ -118,7 +118,7 @@ class TrialTraining:
             here, there = losses.get(differ[0]), self.expected[differ[0]]
             return self._fail(f"resume: the loss of step {differ[0]} is {here}, and {there} without the kill")
         text = f"steps {step} to {STEPS}: every loss equals that of the run without a kill, the last is"
-        return _pass("resume: the same losses as without a kill", [f"{text} {losses[STEPS]!r}"])
+        return Verdict(State.PASS, "resume: the same losses as without a kill", [f"{text} {losses[STEPS]!r}"])
 
     def clear(self) -> None:
         self._remove()
@@ -209,7 +209,3 @@ def _configuration(directory: Path) -> None:
     sections = [part for text in texts for part in text.split("\n\n\n")]
     lines = "".join(json.dumps({"text": part}) + "\n" for part in sections)
     (directory / "text.jsonl").write_text(lines, encoding="utf-8")
-
-
-def _pass(summary: str, evidence: list[str]) -> Verdict:
-    return Verdict(State.PASS, summary, evidence)

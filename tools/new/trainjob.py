@@ -62,7 +62,10 @@ def migrate(manifests: Manifests) -> Migrated:
     spec = template["spec"]
     main = next(one for one in spec["containers"] if one.get("name") == DEFAULT_CONTAINER)
     _name_node(template)
-    _name_ports(main)
+    for port in (
+        main.get("ports") or []
+    ):  # Trainer's own has no name, and would replace another one (pkg/apply/apply.go)
+        port.setdefault("name", f"port-{port.get('containerPort')}-{port.get('protocol') or 'TCP'}".lower())
     hosts = {pod.name: f"{job.name}-{NODE}-0-{rank}.{job.name}" for rank, pod in enumerate(before)}
     _, own_domain = (spec.pop(key, None) for key in OWN_NAMES)
     domains = {f"{name}.{own_domain}": host for name, host in hosts.items()} if own_domain else {}
@@ -169,12 +172,6 @@ def _name_node(template: Object) -> None:
     for container in template["spec"]["containers"]:
         if container.get("name") == DEFAULT_CONTAINER:
             container["name"] = NODE
-
-
-def _name_ports(container: Object) -> None:
-    """Name the ports without a name: Trainer's own has none, and would replace one of them (pkg/apply/apply.go)."""
-    for port in container.get("ports") or []:
-        port.setdefault("name", f"port-{port.get('containerPort')}-{port.get('protocol') or 'TCP'}".lower())
 
 
 def _variables(job: Workload, pods: Sequence[Pod], hosts: dict[str, str], own: list[Object]) -> Iterator[Object]:

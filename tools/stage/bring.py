@@ -36,7 +36,9 @@ def on_cluster(
     Raises UserError. When the user interrupts this, a Job that fetches by itself continues.
     """
     for claim in {asked.claim, asked.from_claim} - {None}:
-        _check_claim(kubectl, str(claim))
+        if not kubectl.items("persistentvolumeclaims", "--ignore-not-found", names=[str(claim)]):
+            hint = "base/storage has claims; kubectl get pvc lists those of the namespace"
+            raise UserError(f"namespace {kubectl.namespace} has no claim {claim}", hint)
     name = pods.start(kubectl, pods.staging(asked, image, account, variables), say)
     try:
         if asked.is_here:
@@ -66,13 +68,6 @@ def _checked(found: dict[str, Any], name: str) -> dict[str, Any]:
     if not all(isinstance(found.get(key), kind) for key, kind in kinds.items()):
         raise UserError(f"{name} ended with an answer of another shape", "was the image the toolbox?", 3)
     return {key: found[key] for key in kinds}
-
-
-def _check_claim(kubectl: Kubectl, claim: str) -> None:
-    found = kubectl.items("persistentvolumeclaims", "--ignore-not-found", names=[claim])
-    if not found:
-        hint = "base/storage has claims; kubectl get pvc lists those of the namespace"
-        raise UserError(f"namespace {kubectl.namespace} has no claim {claim}", hint)
 
 
 def _note(kubectl: Kubectl, asked: Request, found: dict[str, Any]) -> bool:

@@ -245,22 +245,19 @@ class _Reader:
 
     def _inside(self, one: Instruction) -> None:
         if one.name == "ARG":
+            known = self._values if self.stages else self.arguments
             for name, value in one.pairs:
-                self._argument(name, value, f"{name}=" in one.value)
+                if name in self.given:
+                    known[name] = self.given[name]
+                elif f"{name}=" in one.value:
+                    known[name] = value
+                elif self.stages and name in self.arguments:
+                    known[name] = self.arguments[name]
         elif one.name == "ENV":
             self._values.update(one.pairs)
             self.stages[-1].environment.update(one.pairs)
         if self.stages:
             self.stages[-1].instructions.append(one)
-
-    def _argument(self, name: str, default: str, has_default: bool) -> None:
-        known = self._values if self.stages else self.arguments
-        if name in self.given:
-            known[name] = self.given[name]
-        elif has_default:
-            known[name] = default
-        elif self.stages and name in self.arguments:
-            known[name] = self.arguments[name]
 
 
 def _without_heredocs(text: str, source: str) -> tuple[str, dict[int, list[str]]]:

@@ -1,7 +1,7 @@
 """Rules on the EFA stack: installer, libfabric, the NCCL plugin, NCCL."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from packaging.version import Version
 
@@ -25,7 +25,8 @@ def efa(subject: Subject) -> Iterator[Verdict]:
         text = f"{one.value}\n{script(one)}" if one.name in ("RUN", "ADD", "COPY") else ""
         if match := INSTALLER.search(text):
             yield from _installer(subject, one, match[1])
-        if one.name == "RUN" and any(map(_installs, commands(script(one)))):
+        started = (word for words in (commands(script(one)) if one.name == "RUN" else ()) for word in words[:2])
+        if any(word.rpartition("/")[2] == "efa_installer.sh" for word in started):  # also behind sudo or a shell
             yield from _options(subject, one, text)
         if match := PLUGIN.search(text) or (_cloned(one) if one.name == "RUN" else None):
             yield from _plugin(subject, one, match[1])
@@ -51,11 +52,6 @@ def _installer(subject: Subject, one: Instruction, version: str) -> Iterator[Ver
     else:
         text = f"EFA installer {version} brings no aws-ofi-nccl, and without one NCCL uses TCP"
         yield doubtful(at(subject, one), text, "installer 1.38.0 or newer, or build aws-ofi-nccl")
-
-
-def _installs(words: Sequence[str]) -> bool:
-    """Return whether a command is the installer, which may stand behind sudo or a shell."""
-    return any(word.rpartition("/")[2] == "efa_installer.sh" for word in words[:2])
 
 
 def _options(subject: Subject, one: Instruction, text: str) -> Iterator[Verdict]:

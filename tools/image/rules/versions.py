@@ -59,7 +59,7 @@ class Torch:
 
 @rule("torch-cuda")
 def torch_cuda(subject: Subject) -> Iterator[Verdict]:
-    torch, base = find_torch(subject), base_cuda(subject)
+    torch, base = find_torch(subject), cuda_of(subject.dockerfile.final.image)
     if torch is None:
         return
     place, name, wheel, row = torch.place, f"torch {torch.version}", torch.cuda, torch.row
@@ -113,7 +113,7 @@ def _compiled(subject: Subject) -> str | None:
 
 @rule("driver")
 def driver(subject: Subject) -> Iterator[Verdict]:
-    torch, base = find_torch(subject), base_cuda(subject)
+    torch, base = find_torch(subject), cuda_of(subject.dockerfile.final.image)
     if CPU_BASE.search(subject.dockerfile.final.image) and base is None:
         return
     cuda = (torch.cuda if torch else "") or (torch.row.cuda if torch and torch.row else base)
@@ -167,19 +167,12 @@ def torchaudio(subject: Subject) -> Iterator[Verdict]:
 @rule("transformers")
 def transformers(subject: Subject) -> Iterator[Verdict]:
     for torch, package, release, _ in _beside_torch(subject, "transformers"):
-        wanted = compatibility.torch_for_transformers(release)
-        if wanted is None or torch.number is None:
-            continue
-        if torch.number < Version(wanted):
-            text = f"transformers {release} needs torch {wanted} or newer, not {torch.version}"
-            yield bad(of(package), text, f"torch {wanted} or newer, or an older transformers")
-        else:
-            yield good(of(package), f"transformers {release} works with torch {wanted} and newer")
+        yield from _required_torch(package, release, torch, bad)
 
 
 @rule("torch-pins")
 def torch_pins(subject: Subject) -> Iterator[Verdict]:
-    for name in sorted({*compatibility.TORCH_PINS, *compatibility.TORCH_AT_LEAST}):
+    for name in sorted({*compatibility.TORCH_PINS, *compatibility.TORCH_AT_LEAST} - {"transformers"}):
         for torch, package, release, wrong in _beside_torch(subject, name):
             yield from _required_torch(package, release, torch, wrong)
     for torch, package, release, wrong in _beside_torch(subject, "triton"):
@@ -375,9 +368,9 @@ def _managed(subject: Subject, install: Install) -> bool:
     """Return whether pip refuses to install packages beside those of apt (PEP 668)."""
     has = _python_of(subject, install.stage) if _PATTERNS["base with apt"].match(install.stage.image) else None
     kept = {"--break-system-packages", "--target", "-t", "--prefix", "--root"} & install.flags
-    tool = install.tool == "pip" or (install.tool == "uv" and "--system" in install.flags)
-    allowed = kept or not tool or not has or _PATTERNS["may install beside apt"].search(subject.dockerfile.text)
-    return not allowed and Version(str(has)) >= MANAGED
+    elsewhere = install.tool != "pip" and (install.tool != "uv" or "--system" not in install.flags)
+    allowed = kept or elsewhere or _PATTERNS["may install beside apt"].search(subject.dockerfile.text)
+    return has is not None and not allowed and Version(has) >= MANAGED
 
 
 @rule("gpu")
@@ -430,12 +423,9 @@ def find_torch(subject: Subject) -> Torch | None:
         return Torch(of(package), package.exact or "", cuda, only, install)
     if base is None:
         return None
-    return Torch(at(subject, subject.dockerfile.final.lineage()[0]), base, base_cuda(subject) or "")
-
-
-def base_cuda(subject: Subject) -> str | None:
-    """Return the CUDA of the base image, by its name, or None."""
-    return cuda_of(subject.dockerfile.final.image)
+    return Torch(
+        at(subject, subject.dockerfile.final.lineage()[0]), base, cuda_of(subject.dockerfile.final.image) or ""
+    )
 
 
 def cuda_of(image: str) -> str | None:
