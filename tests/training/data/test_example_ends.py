@@ -1,4 +1,4 @@
-"""The preparation says which chats do not teach a model to stop."""
+"""Where an answer begins and ends: the first turn of a chat, and chats that do not teach a model to stop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.training.chats import CHATML, chat, chatml_tokenizer
+from training.data.examples.formats import BadRow
 from training.data.examples.prepare_examples import ExampleSettings, prepare_examples
+from training.data.examples.template import ChatTemplate
 from training.data.index import read_index
 
 BARE = CHATML.replace("<|im_end|>", "").replace("<|im_start|>", "### ")
@@ -33,3 +35,30 @@ def test_answers_without_an_end_are_counted(template: str, said: bool, tmp_path:
     made = prepare_examples(settings, tmp_path / "data", lines.append)
     assert (WHY in lines[-1]) is said
     assert not any("end" in key for key in read_index(made).source)
+
+
+# As Llama 3's (the text begins with the first message), Zephyr's (the header stands in the loop), Qwen2.5's (a system
+# message is added) and Phi 3's (a token ends the chat).
+FIRST = CHATML.replace("<|im_start|>{{", "{{ '<bos>' if loop.first }}<|im_start|>{{", 1)
+LOOPED = CHATML.replace("{% endfor %}{% if add_generation_prompt %}", "{% if loop.last and add_generation_prompt %}")
+LOOPED = LOOPED + "{% endfor %}"
+WITH_SYSTEM = "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nBe kind<|im_end|>\n{% endif %}" + CHATML
+CLOSED = CHATML.removesuffix("{% endif %}") + "{% else %}<eos>{% endif %}"
+
+
+@pytest.mark.parametrize("template", [CHATML, FIRST, LOOPED, WITH_SYSTEM, CLOSED])
+def test_the_header_of_a_chats_first_answer_is_not_learned(template: str) -> None:
+    """Chats of companions and of ShareGPT may begin with the assistant."""
+    messages = [{"role": "assistant", "content": "the cat"}, *chat("why", "a mat")["messages"]]
+    text, spans = ChatTemplate(template, {"eos_token": "<eos>"}).render_learned("row 1", messages, 0)
+    assert [text[start:end].removesuffix("<eos>").strip() for start, end in spans] == [
+        "the cat<|im_end|>",
+        "a mat<|im_end|>",
+    ]
+
+
+def test_a_template_that_refuses_an_answer_first_is_one_bad_row() -> None:
+    refusing = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('user first') }}{% endif %}" + CHATML
+    messages = [{"role": "assistant", "content": "the cat"}]
+    with pytest.raises(BadRow, match="user first"):
+        ChatTemplate(refusing, {}).render_learned("row 1", messages, 0)

@@ -160,8 +160,9 @@ class ChatTemplate:
         for number, message in enumerate(messages):
             if number < learned_from or not is_learned(message):
                 continue
-            prompt = self.render(messages[:number], add_generation_prompt=True, tools=tools)
             turn, closed = self._turn(messages, number, text, tools)
+            prompt = self._opening(turn, tools) if number == 0 else ""
+            prompt = prompt or self.render(messages[:number], add_generation_prompt=True, tools=tools)
             if not turn.startswith(prompt):
                 raise BadRow(
                     f"the chat template is not prefix-stable: message {number} differs from its generation prompt; "
@@ -182,6 +183,19 @@ class ChatTemplate:
             # White space after the end-of-turn token is not learned, because a model stops at that token.
             spans.append((len(prompt), len(prompt) + len(said.rstrip() if tail.strip() else said)))
         return text, spans
+
+    def _opening(self, turn: str, tools: Tools) -> str:
+        """Return what the template writes before the answer in a `turn` that begins a chat; empty if unknown.
+
+        Many templates cannot render a chat without messages, or write its beginning with the first one. The header of
+        an answer is what asking for one adds to a question.
+        """
+        asked = [{"role": "user", "content": "a"}]
+        plain, prompt = self.render(asked, tools=tools), self.render(asked, add_generation_prompt=True, tools=tools)
+        pairs = enumerate(zip(plain, prompt, strict=False))
+        header = prompt[next((at for at, (one, other) in pairs if one != other), len(plain)) :]
+        before, found, _ = turn.partition(header) if header else (turn, "", "")
+        return f"{before}{header}" if found else ""
 
     def _turn(self, messages: Sequence[Message], number: int, text: str, tools: Tools) -> tuple[str, str]:
         """Return the text up to the end of a turn, and the token left out of it that ends the chat and not the turn.
