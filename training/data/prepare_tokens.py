@@ -56,6 +56,7 @@ _BATCH_CHARACTERS = 1 << 20
 # With less text than this, starting processes takes longer than they save.
 PROCESSES_BYTES = 64 * 1024 * 1024
 _SCALE = 1 << 64
+_SEPARATOR = "<|endoftext|>"  # between the documents of many published files of text
 Batch = tuple[str, list[int]]
 """A batch of documents: its split, and the size of each in bytes."""
 
@@ -258,8 +259,9 @@ def scan_source(source: Source, heldout_fraction: float, reporter: Reporter) -> 
     if tables := _tables(source):
         reporter.say(f"{tables} is read as plain text, not as rows: convert it to .jsonl or .parquet for its rows")
     below = int(heldout_fraction * _SCALE)
-    least, most, heldout = _SCALE, -1, 0
+    least, most, heldout, marked = _SCALE, -1, 0, 0
     for document in source.documents(counts):
+        marked += _SEPARATOR in document.text
         value = _hash(document_digest(document))
         least, most = min(least, value), max(most, value)
         heldout += value < below
@@ -281,6 +283,11 @@ def scan_source(source: Source, heldout_fraction: float, reporter: Reporter) -> 
         f"{counts.documents:,} documents, {counts.bytes / 2**20:,.1f} MiB, {heldout:,} held out by hash"
         + (f"; left out: {counts.skipped()}" if skipped else "")
     )
+    if marked:
+        reporter.say(
+            f"{marked:,} of them hold {_SEPARATOR}, which is text here and ends no document: "
+            "put each document into a row of .jsonl"
+        )
     return Scan(counts, below, heldout)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import gzip
+import itertools
 import json
 import os
 import zlib
@@ -180,6 +181,20 @@ def _decode(path: Place, data: bytes, first_line: int) -> Document:
     except UnicodeDecodeError as error:
         line = first_line + data.count(b"\n", 0, error.start)
         raise DataError(f"{path}, line {line}: {not_utf8(data, error)}") from None
+
+
+def holds_rows(text: str, text_field: str) -> bool:
+    """Return whether the first two lines of a text, or its only line, are JSON objects with the field."""
+    lines = list(itertools.islice((line for line in text.splitlines() if line.strip()), 2))
+    return bool(lines) and all(_has_field(line, text_field) for line in lines)
+
+
+def _has_field(line: str, text_field: str) -> bool:
+    try:
+        row = json.loads(line) if line.lstrip().startswith("{") else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(row, dict) and text_field in row
 
 
 def _json_rows(path: Place, text_field: str) -> Iterator[Document]:

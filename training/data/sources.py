@@ -22,6 +22,7 @@ from training.data.readers import (
     OTHER_TABLES,
     Document,
     Place,
+    holds_rows,
     is_rows,
     pieces_of,
     read_file_as_document,
@@ -43,6 +44,7 @@ _ON_HUB = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}(?:@[\w.-]{1,96})?")
 # Words in the names of files that say which split they are, as the library `datasets` reads them.
 _TRAIN = frozenset({"train", "training"})
 _TEST = frozenset({"test", "testing", "eval", "evaluation", "validation", "valid", "val", "dev"})
+_RENAME = "name it .jsonl, or its braces would be text"
 _SHOWN = 3  # names of files that are left out
 
 
@@ -144,7 +146,12 @@ class Source:
             if is_rows(file.path):
                 yield from rows_of(file.path, self.text_field)
             elif self.single:
-                yield from pieces_of(file.path)
+                for number, piece in enumerate(pieces_of(file.path)):
+                    if number == 0 and holds_rows(piece.text, self.text_field):
+                        raise DataError(
+                            f"{file.path}: holds rows of JSON with the field '{self.text_field}': {_RENAME}"
+                        )
+                    yield piece
             else:
                 document = read_file_as_document(file.path)
                 if document is None:

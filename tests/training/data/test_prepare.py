@@ -286,6 +286,19 @@ def test_small_sources_still_hold_something_out(prepared: Callable[..., Path], t
         prepared(tmp_path / "rows.csv")
 
 
+def test_separators_of_documents_are_named(prepared: Callable[..., Path], tmp_path: Path) -> None:
+    """As in TinyStories: each is read as its letters, and no document ends there."""
+    stories = "\n\n".join(f"Once upon a time {number}.\n<|endoftext|>" * 40 for number in range(9))
+    (tmp_path / "stories.txt").write_text(stories)
+    said: list[str] = []
+    prepared(tmp_path / "stories.txt", progress=said.append)
+    assert any("of them hold <|endoftext|>, which is text here and ends no document" in line for line in said)
+    (tmp_path / "stories.txt").write_text(stories.replace("<|endoftext|>", ""))
+    said.clear()
+    prepared(tmp_path / "stories.txt", progress=said.append)
+    assert not any("endoftext" in line for line in said)
+
+
 def test_tables_that_are_read_as_text_are_named(prepared: Callable[..., Path], tmp_path: Path) -> None:
     """A rule of rows would be expected of a .csv; of a .json in a directory of code it would not."""
     (tmp_path / "text").mkdir()

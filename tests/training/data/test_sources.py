@@ -317,6 +317,17 @@ def test_an_object_over_several_lines_is_no_row(tmp_path: Path) -> None:
     assert error_of(path).endswith("line 1: not JSON (it does not end in this line; write each object into one line)")
 
 
+@pytest.mark.parametrize("name", ["data.json", "data.txt", "part-00000"])
+def test_rows_of_json_are_not_one_text(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text('\n{"text": "a", "id": 1}\n\n{"text": "b"}\n')
+    assert error_of(path).startswith(f"{path}: holds rows of JSON with the field 'text': name it .jsonl")
+    path.write_text('{"text": "a"}\n{"id": 2}\n')
+    assert len(texts(path)) == 1, "the second line is not a row"
+    path.write_text('{"text": 1} is how a row begins\n')
+    assert len(texts(path)) == 1
+
+
 def test_missing_and_empty_sources(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").touch()
     (tmp_path / "nothing").mkdir()
