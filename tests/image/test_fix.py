@@ -162,14 +162,14 @@ def test_several_faults_are_repaired_and_a_second_run_changes_nothing(tmp_path: 
     (tmp_path / "requirements.txt").write_text("torch==2.10.0\ntorchvision==0.19.0\nnumpy\nrich\n")
     (tmp_path / "uv.lock").write_text('[[package]]\nname = "numpy"\nversion = "2.3.0"\n')
     (tmp_path / "Dockerfile").write_text(
-        "FROM nvidia/cuda:12.8.1-cudnn-devel-ubuntu24.04\n"
+        "FROM nvidia/cuda:12.8.1-cudnn-devel-ubuntu22.04\n"
         "RUN apt-get update && apt-get install -y python3-pip;\nWORKDIR /app\nCOPY requirements.txt .\n"
         "ENV HF_HOME=/cache/hf\nRUN pip install -r requirements.txt\nCMD python train.py --note 'a b'\n"
     )
     assert invoke(["image", "fix", str(tmp_path), "--write"]) == 0
     assert (tmp_path / "requirements.txt").read_text() == ("torch==2.10.0\ntorchvision==0.25.0\nnumpy==2.3.0\nrich\n")
     assert (tmp_path / "Dockerfile").read_text().splitlines() == [
-        "FROM nvidia/cuda:12.8.1-cudnn-devel-ubuntu24.04",
+        "FROM nvidia/cuda:12.8.1-cudnn-devel-ubuntu22.04",
         "RUN apt-get update && apt-get install -y python3-pip \\",
         "    && rm -rf /var/lib/apt/lists/*",
         "WORKDIR /app",
