@@ -119,10 +119,10 @@ class Stage:
         """Return the instruction of that name that takes effect: the last one."""
         return next((one for one in reversed(list(self.layers())) if one.name == name), None)
 
-    def variables(self) -> dict[str, str]:
-        """Return the values of ENV and ARG that a RUN sees."""
-        arguments = (pair for one in self.layers() if one.name == "ARG" for pair in one.pairs)
-        return self.environment | {name: value for name, value in arguments if value}
+    def variables(self, at: Instruction) -> dict[str, str]:
+        """Return the values of ENV and ARG that a RUN sees: those before it, and ENV in place of ARG."""
+        found = [one for kind in ("ARG", "ENV") for one in self.layers() if one.name == kind and one.order < at.order]
+        return {name: value for one in found for name, value in one.pairs if value}
 
     @property
     def image(self) -> str:

@@ -265,7 +265,7 @@ def _python_cache(subject: Subject, install: Install) -> Iterator[Verdict]:
         remedy = "&& conda clean -afy, in the same RUN"
     else:
         variable, options, place = _TABLES["no cache"][install.tool]
-        environment = install.stage.variables()
+        environment = install.stage.variables(one)
         directory = environment.get(place) or ".cache"
         cleaned = bool(install.flags & set(options)) or _turned_off(install, variable, environment, text)
         cleaned |= any(directory in words or place in words for words in REMOVED.findall(text))

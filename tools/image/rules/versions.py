@@ -265,7 +265,7 @@ def deepspeed(subject: Subject) -> Iterator[Verdict]:
 def _builds_operators(install: Install) -> bool:
     """Return whether a DS_BUILD_ variable is 1 where deepspeed is installed."""
     inline = dict(re.findall(r"\b(DS_BUILD_\w+)=[\"']?(\w+)", script(install.instruction)))
-    values = install.stage.variables() | inline
+    values = install.stage.variables(install.instruction) | inline
     return any(name.startswith("DS_BUILD_") and value == "1" for name, value in values.items())
 
 
@@ -274,7 +274,7 @@ def _isolated(install: Install, name: str) -> bool:
     # With --global-option pip calls setup.py in the environment itself.
     options = ("--no-build-isolation", "--no-use-pep517", "--global-option")
     listed = {name} & install.not_isolated or any(flag.partition("=")[0] in options for flag in install.flags)
-    variables = install.stage.variables() | dict(ISOLATION.findall(script(install.instruction)))
+    variables = install.stage.variables(install.instruction) | dict(ISOLATION.findall(script(install.instruction)))
     named = name in variables.get("UV_NO_BUILD_ISOLATION_PACKAGE", "").replace("_", "-").split()
     # pip reads its variable as a value of build isolation: 0 turns it off (pypa/pip issue 5735)
     value = variables.get(f"{install.tool.upper()}_NO_BUILD_ISOLATION", "").lower()
@@ -290,7 +290,7 @@ def flash_attn(subject: Subject) -> Iterator[Verdict]:
     install, package = found
     if package.file.endswith(tuple(LOCKS.values())):
         return  # the lock's project has its own wheels and settings of builds
-    place, needs = of(package), compatibility.flash_attn(package.exact)
+    place, needs, one = of(package), compatibility.flash_attn(package.exact), install.instruction
     base = install.stage.image.split("@")[0]
     cuda, ngc = cuda_of(base), compatibility.NGC_IMAGE.search(base)
     if ngc and not package.exact and "://" not in package.text:
@@ -303,7 +303,7 @@ def flash_attn(subject: Subject) -> Iterator[Verdict]:
     elif _isolated(install, "flash-attn"):
         said = doubtful if install.own_index else bad  # which may have a wheel
         yield said(place, "flash-attn's build imports torch, and an isolated build has no torch", ISOLATED)
-    elif WHEEL_ONLY.search(script(install.instruction)) or install.stage.variables().get(SKIPS) == "TRUE":
+    elif WHEEL_ONLY.search(script(one)) or install.stage.variables(one).get(SKIPS) == "TRUE":
         yield good(place, "flash-attn's build only downloads its wheel for the installed torch")
     elif RUNTIME.search(base):
         yield bad(place, f"flash-attn is compiled, and {base} has no nvcc", DEVEL)
