@@ -16,7 +16,7 @@ from tools.cells.kustomize import Renderer
 from tools.core import repo
 from tools.core.verdict import State
 from tools.kube.manifests import Manifests, parse
-from tools.new.start_command import for_pods
+from tools.new.start_command import for_pods, words_of
 from tools.preflight.evaluate import evaluate
 from tools.simulator import wiring
 from tools.workload.pytorchjob import PyTorchJob
@@ -161,6 +161,11 @@ def test_a_manifest_of_any_kind_becomes_a_cell(
         ("python -m my.train", "torchrun -m my.train"),
         ("python -W ignore train.py", "python -W ignore train.py"),
         ("bash -c 'torchrun train.py'", "bash -c 'torchrun train.py'"),
+        ("env A=1 python train.py", "env A=1 torchrun train.py"),
+        ("uv run python -u train.py", "uv run torchrun train.py"),
+        ("conda run -n t accelerate launch a.py", "conda run -n t torchrun a.py"),
+        ("/opt/venv/bin/python train.py", "/opt/venv/bin/torchrun train.py"),
+        ("tini -- torchrun --nnodes 2 a.py", "tini -- torchrun a.py"),
         ("torchrun --nproc_per_node 8 -m a --nnodes 2", "torchrun -m a --nnodes 2"),
         (
             "python -m torch.distributed.run --standalone --master_port 1 train.py",
@@ -175,6 +180,12 @@ def test_the_ranks_of_several_pods_are_started_by_torchrun(command: str, wanted:
     assert (f"with {command.split()[2 if 'launch' in command else 1]}, only" in "".join(said)) == stays
     alone = for_pods(command.split(), 1, [])
     assert alone == command.split() or "torch" in command
+
+
+def test_variables_before_a_command_are_given_by_env() -> None:
+    assert words_of("A=1 B='x y' torchrun a.py C=2") == ["env", "A=1", "B=x y", "torchrun", "a.py", "C=2"]
+    assert words_of("torchrun a.py C=2") == ["torchrun", "a.py", "C=2"]
+    assert words_of("") == []
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,7 @@ def pin(name: str, repository: str, digest: str, root: Path | None = None) -> st
 
 def require(name: str) -> None:
     if name not in known():
-        match = repo.nearest(name, known())
-        hint = f"did you mean {match}?" if match else f"images: {', '.join(known())}"
+        hint = repo.did_you_mean(name, known()) or f"images: {', '.join(known())}"
         raise UserError(f"no cell or service runs an image {name}", hint)
 
 

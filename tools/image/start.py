@@ -46,16 +46,11 @@ def start_of(engine: Engine, name: str) -> Image:
     if asked.returncode != 0:
         raise failure("buildx imagetools inspect", asked.stderr)
     with understood("docker buildx imagetools inspect"):
-        return _image(_platform(json.loads(asked.stdout)).get("config"))
-
-
-def _platform(found: Any) -> Any:
-    """Return the configuration for linux/amd64 of an image for several platforms, or the only one."""
-    if not isinstance(found, dict):
-        raise UserError("the registry's answer is not an image's configuration")
-    if "config" in found:
-        return found
-    return found.get("linux/amd64") or next(iter(found.values()), {})
+        found = json.loads(asked.stdout)
+        if not isinstance(found, dict):
+            raise UserError("the registry's answer is not an image's configuration")
+        one = found if "config" in found else found.get("linux/amd64") or next(iter(found.values()), {})
+        return _image(one.get("config"))
 
 
 def _image(config: Any) -> Image:

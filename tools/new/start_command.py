@@ -2,10 +2,12 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 
 from tools.core import UserError, output, tables
 from tools.simulator import launchers
-from tools.simulator.prefixes import TABLE
+from tools.simulator.prefixes import TABLE, behind_prefixes
+from tools.simulator.shell import ASSIGNMENT
 from tools.simulator.torchrun import MODULES
 
 _TEXTS = tables.load("new/texts.yaml")
@@ -16,7 +18,10 @@ OTHERS: dict[str, dict[str, int | str]] = _TEXTS["launchers' options"]
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a command as a shell splits them. Raises UserError for one that needs a shell."""
+    """Return the words of a command as a shell splits them, with env before variables.
+
+    Raises UserError for one that needs a shell.
+    """
     try:
         lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
@@ -27,7 +32,7 @@ def words_of(text: str) -> list[str]:
     if special is not None:
         hint = f"start a shell: --command {shlex.quote(f'bash -c {shlex.quote(text)}')}"
         raise UserError(f"--command: {special} needs a shell: {output.short(text)}", hint)
-    return words
+    return ["env", *words] if words and ASSIGNMENT.match(words[0]) else words
 
 
 def for_pods(words: Sequence[str], nodes: int, said: list[str]) -> list[str]:
@@ -37,7 +42,8 @@ def for_pods(words: Sequence[str], nodes: int, said: list[str]) -> list[str]:
     deepspeed or python would start. A command with other options of theirs, or in a shell, stays: `yard
     wiring` judges it.
     """
-    launcher, rest = launchers.kind(words) if words else ("", [])
+    started = behind_prefixes(words, {})[0]  # behind env, tini and others
+    launcher, rest = launchers.kind(started) if started else ("", [])
     before = list(words[: len(words) - len(rest)])
     if launcher in ("torchrun", *MODULES):
         return [*before, *_without_meeting(rest, said)]
@@ -48,7 +54,8 @@ def for_pods(words: Sequence[str], nodes: int, said: list[str]) -> list[str]:
         said.append(f"the command stays: with {unknown}, only {launcher} knows how the {nodes} pods meet")
         return list(words)
     said.append(f"torchrun starts the ranks of the {nodes} pods, not {launcher}")
-    return behind
+    beside = str(PurePosixPath(started[0]).parent / "torchrun") if "/" in started[0] else "torchrun"  # of a venv
+    return [*words[: len(words) - len(started)], *(beside if word == "torchrun" else word for word in behind)]
 
 
 def _without_meeting(words: list[str], said: list[str]) -> list[str]:

@@ -84,8 +84,7 @@ def find(text: str, context: str | None = None) -> Target:
     elif path.is_dir():
         path = path / "Dockerfile"
     if not path.is_file():
-        match = repo.nearest(text, names())
-        hint = f"did you mean {match}?" if match else f"images: {', '.join(names())}"
+        hint = repo.did_you_mean(text, names()) or f"images: {', '.join(names())}"
         raise UserError(f"no Dockerfile: {path}", hint)
     path = path.resolve()
     ours = path.is_relative_to(repo.root() / "images")
