@@ -148,9 +148,7 @@ class Source:
             elif self.single:
                 for number, piece in enumerate(pieces_of(file.path)):
                     if number == 0 and holds_rows(piece.text, self.text_field):
-                        raise DataError(
-                            f"{file.path}: holds rows of JSON with the field '{self.text_field}': {_RENAME}"
-                        )
+                        raise DataError(f"{file.path}: rows of JSON with the field '{self.text_field}'; {_RENAME}")
                     yield piece
             else:
                 document = read_file_as_document(file.path)
@@ -225,7 +223,7 @@ def _without_about(source: Source) -> Source:
     """Leave out what describes the data, if there are rows: a text beside them is not one of their documents."""
     if not any(is_rows(file.path) for file in source.files):
         return source
-    return replace(source, files=source.data, about=tuple(file for file in source.files if file not in source.data))
+    return replace(source, files=source.data, about=tuple(filter(_is_about, source.files)))
 
 
 def _is_about(file: SourceFile) -> bool:
@@ -255,10 +253,8 @@ def path_of(source: str) -> Path:
 
 def _missing(source: str, path: Path) -> str:
     if "://" in source:
-        staged = (
-            f"yard stage {source} brings it to the volume" if source.startswith("s3://") else "copy it to the volume"
-        )
-        return f"data source {source} is not read directly; {staged}"
+        how = f"yard stage {source} brings it to the volume" if source.startswith("s3://") else "copy it to the volume"
+        return f"data source {source} is not read directly; {how}"
     try:
         siblings = [] if path.parent == Path("/") else os.listdir(path.parent)
     except OSError:

@@ -321,7 +321,7 @@ def test_an_object_over_several_lines_is_no_row(tmp_path: Path) -> None:
 def test_rows_of_json_are_not_one_text(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text('\n{"text": "a", "id": 1}\n\n{"text": "b"}\n')
-    assert error_of(path).startswith(f"{path}: holds rows of JSON with the field 'text': name it .jsonl")
+    assert error_of(path).startswith(f"{path}: rows of JSON with the field 'text'; name it .jsonl")
     path.write_text('{"text": "a"}\n{"id": 2}\n')
     assert len(texts(path)) == 1, "the second line is not a row"
     path.write_text('{"text": 1} is how a row begins\n')

@@ -107,9 +107,7 @@ class Encoder:
     def _framed(self, examples: Sequence[Example]) -> Iterator[Encoded | BadRow]:
         groups = [[example.pieces] if self.joins else [[piece] for piece in example.pieces] for example in examples]
         texts = ["".join(text for text, _ in pieces) for group in groups for pieces in group]
-        encode = (
-            self._plain.encode_batch if self.joins else self._plain.encode_batch_fast
-        )  # the fast one has no offsets
+        encode = self._plain.encode_batch if self.joins else self._plain.encode_batch_fast  # without offsets
         encodings = iter(encode(texts, add_special_tokens=False))
         for example, group in zip(examples, groups, strict=True):
             yield self._in_frame(example, [(pieces, next(encodings)) for pieces in group])
