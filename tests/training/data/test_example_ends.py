@@ -37,6 +37,19 @@ def test_answers_without_an_end_are_counted(template: str, said: bool, tmp_path:
     assert not any("end" in key for key in read_index(made).source)
 
 
+def test_chats_that_are_already_text_are_named(tmp_path: Path) -> None:
+    """As in guanaco-llama2: a special token in a text is not one, so that no turn ends."""
+    rows = [{"text": f"<|im_start|>user\n{text}<|im_end|>\n"} for text in ("the cat", "a mat")]
+    rows += [{"prompt": "why<|im_end|>", "completion": "so"}, {"text": "dogs may run"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer, lines = chatml_tokenizer(tmp_path / "tokenizer"), list[str]()
+    settings = ExampleSettings(
+        str(tmp_path / "rows.jsonl"), "text", 0.2, str(tokenizer), "auto", 402, 64, True, "truncate", "error"
+    )
+    prepare_examples(settings, tmp_path / "data", lines.append)
+    assert "3 texts that hold the name of a special token, which is read as letters" in lines[-1]
+
+
 # As Llama 3's (the text begins with the first message), Zephyr's (the header stands in the loop), Qwen2.5's (a system
 # message is added) and Phi 3's (a token ends the chat).
 FIRST = CHATML.replace("<|im_start|>{{", "{{ '<bos>' if loop.first }}<|im_start|>{{", 1)

@@ -95,6 +95,10 @@ class Encoder:
             return BadRow(f"{example.where}: half a surrogate pair in a tool or a call, not text")
         return text, spans, example.where
 
+    def names_special(self, example: Example) -> bool:
+        """Return whether a text or a prompt holds the name of a special token, which is read as its letters."""
+        return self._held([text for text, _ in example.pieces]) is not None
+
     def _held(self, value: object) -> str | None:
         """Return a special token that a text in `value` holds, at any depth."""
         if isinstance(value, str):

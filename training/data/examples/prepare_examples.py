@@ -192,7 +192,7 @@ def _build(plan: Plan, directory: Path, reporter: Reporter) -> str:
     index = Index(
         format=FORMAT,
         settings=plan.made_of,
-        source=dict(sorted(count for count in counts.items() if count[0] != "without_end")),
+        source={key: count for key, count in sorted(counts.items()) if key not in _SAID},
         vocabulary=tokenizer.vocabulary,
         bos=tokenizer.bos,
         eos=tokenizer.eos,
@@ -263,6 +263,7 @@ def _encoded(plan: Plan, examples: list[Example], counts: Counter[str]) -> list[
             continue
         counts[example.kind] += 1
         counts["without_end"] += example.kind == "chat" and not plan.ends(encoded)
+        counts["special_names"] += plan.encoder.names_special(example)
         counts["border_tokens"] += encoded.border
         parts = [encoded]
         if len(encoded.tokens) > length:
@@ -274,6 +275,7 @@ def _encoded(plan: Plan, examples: list[Example], counts: Counter[str]) -> list[
     return kept
 
 
+_SAID = ("special_names", "without_end")  # counts that are not a part of the dataset
 _NAMES = {
     "chat": "chats",
     "pair": "prompts with completion",
@@ -283,6 +285,7 @@ _NAMES = {
     "overlong_drop": "too long and left out",
     "overlong_split": "too long and split",
     "nothing_to_learn": "without a token to learn",
+    "special_names": "texts that hold the name of a special token, which is read as letters: give chats as messages",
     "without_end": "chats whose answer ends without a special token, so that the model does not learn to stop",
     "border_tokens": "tokens that only partly belong to the assistant",
 }
