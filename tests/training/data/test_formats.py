@@ -126,6 +126,9 @@ def messages(example: Example) -> list[tuple[str, str]]:
          "prompt-completion", []),
         ({"instruction": "a", "output": "b", "text": None, "messages": None}, SHAPE, "alpaca",
          [("user", "a"), ("assistant", "b")]),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "weight": 0},
+                       {"role": "assistant", "content": "b"}]}, SHAPE, "messages",
+         [("user", "a"), ("assistant", ""), ("assistant", "b")]),
         ({"conversations": None, "text": "t1"}, SHAPE, "text", []),
         ({"prompt": "a", "completion": None, "text": "t1"}, SHAPE, "text", []),
     ],
@@ -148,6 +151,7 @@ def test_a_row_is_read_in_the_format_that_its_fields_show(
         ({"chosen": [], "rejected": []}, SHAPE, "data.columns: {messages: chosen}"),
         ({"conversations": [], "chosen": {"from": "gpt"}, "rejected": {}}, SHAPE, "fine-tuning learns one answer"),
         ({"prompt": "a", "completion": "b", "label": False}, SHAPE, "is for KTO"),
+        ({"prompt": "a", "completion": "b", "label": "False"}, SHAPE, "is for KTO"),
         ({"prompt": "a", "chosen": "b", "rejected": None}, SHAPE, "is for DPO or a reward model"),
     ],
 )  # fmt: skip

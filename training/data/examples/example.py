@@ -217,7 +217,7 @@ def _message(where: str, value: object) -> Message:
     content = value.get("content")
     if isinstance(content, list):
         content = message["content"] = _joined(where, content)
-    _text(where, "content", content, empty=role != ASSISTANT or bool(calls))
+    _text(where, "content", content, empty=bool(calls) or not is_learned(message))
     return message
 
 

@@ -95,7 +95,7 @@ def _refuse_preference(where: str, row: dict[str, Any]) -> None:
                 f"{where}: a preference ({better}, {worse}) is for DPO or a reward model, and fine-tuning learns "
                 f"one answer{kept}"
             )
-    if PROMPT in row and COMPLETION in row and isinstance(row.get("label"), bool):
+    if PROMPT in row and COMPLETION in row and str(row.get("label")).lower() in ("true", "false"):  # text in CSV
         raise DataError(
             f"{where}: a rated answer ({COMPLETION}, label) is for KTO, and fine-tuning would also learn the "
             f"answers rated false; leave these out, then name data.format: {PAIR}"
