@@ -42,7 +42,7 @@ def for_pods(words: Sequence[str], nodes: int, said: list[str]) -> list[str]:
     deepspeed or python would start. A command with other options of theirs, or in a shell, stays: `yard
     wiring` judges it.
     """
-    started = behind_prefixes(words, {})[0]  # behind env, tini and others
+    started = behind_prefixes(list(words), {})[0]  # behind env, tini and others
     launcher, rest = launchers.kind(started) if started else ("", [])
     before = list(words[: len(words) - len(rest)])
     if launcher in ("torchrun", *MODULES):
