@@ -62,9 +62,8 @@ def migrate(manifests: Manifests) -> Migrated:
     spec = template["spec"]
     main = next(one for one in spec["containers"] if one.get("name") == DEFAULT_CONTAINER)
     _name_node(template)
-    for port in (
-        main.get("ports") or []
-    ):  # Trainer's own has no name, and would replace another one (pkg/apply/apply.go)
+    # Trainer's own port has no name, and would replace another one without (pkg/apply/apply.go).
+    for port in main.get("ports") or []:
         port.setdefault("name", f"port-{port.get('containerPort')}-{port.get('protocol') or 'TCP'}".lower())
     hosts = {pod.name: f"{job.name}-{NODE}-0-{rank}.{job.name}" for rank, pod in enumerate(before)}
     _, own_domain = (spec.pop(key, None) for key in OWN_NAMES)
