@@ -16,9 +16,13 @@ START = 2000  # bytes of a body in which its first element is
 PAGE = re.compile(rb"\s{0,99}(?:<!--[^>]{0,999}>\s{0,99})?<(?:!doctype html|html|head|body)\b", re.IGNORECASE)
 ELEMENT = re.compile(rb"<(?:\w{1,40}:)?(\w{1,80})")
 TYPES: dict[str, tuple[type, ...]] = {
-    "structure": (dict,), "map": (dict,), "list": (list,), "string": (str,), "boolean": (bool,),
+    "structure": (dict,),
+    "map": (dict,),
+    "list": (list,),
+    "string": (str,),
+    "boolean": (bool,),
     **dict.fromkeys(("integer", "long", "float", "double"), (int, float)),
-}  # fmt: skip
+}
 
 
 class Unreadable(Exception):

@@ -233,11 +233,14 @@ class Session:
         named = ACTION.search(text)
         resource = (named["resource"] or "").rstrip(".,") if named else ""
         return self._told(
-            _first("refusals", code, f"{status} {code}: {text}"), code, text=text, where=f"{action} in {self._region}",
+            _first("refusals", code, f"{status} {code}: {text}"),
+            code,
+            text=text,
+            where=f"{action} in {self._region}",
             attempts=output.count(int(metadata.get("RetryAttempts", 0) or 0) + 1, "attempt"),
             right=(named["action"] if named else action) + (f" on {resource}" if resource else ""),
             cause=" (denied explicitly)" if "explicit deny" in text else "",
-        )  # fmt: skip
+        )
 
     def _unreached(self, problem: Exception, service: str, operation: str) -> AwsError:
         from botocore.exceptions import ProxyConnectionError
@@ -256,9 +259,13 @@ class Session:
             network = f"{asked[0]} is set: does this service have such an endpoint in {self._region}?"
         reason = [str(part) for name in ("strerror", "filename") if (part := getattr(problem, name, None))]
         return self._told(
-            row, action=_action(service, operation), problem=problem, reason=": ".join(reason), network=network,
+            row,
+            action=_action(service, operation),
+            problem=problem,
+            reason=": ".join(reason),
+            network=network,
             detail=ADDRESS.sub(lambda found: _host(found[0]), str(problem).partition(": (")[0]),
-        )  # fmt: skip
+        )
 
     def _told(self, row: Any, code: str = "", **words: Any) -> AwsError:
         """Return the error of a row of errors.yaml with its words filled in."""

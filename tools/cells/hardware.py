@@ -59,14 +59,24 @@ class OwnNode(BaseModel):
             raise UserError("devices: device and device_memory are needed too", "device: H100, device_memory: 80Gi")
         cores = NEURON_CORES.get(str(self.device), 2) if resource == NEURON else 1
         return Instance(
-            name=name, vcpus=int(self.cpus), memory_mib=int(self.memory / MIB), allocatable_cpu_m=int(self.cpus * 1000),
+            name=name,
+            vcpus=int(self.cpus),
+            memory_mib=int(self.memory / MIB),
+            allocatable_cpu_m=int(self.cpus * 1000),
             allocatable_memory_mib=int((self.memory + self.hugepages) / MIB),
-            accelerator=self.device if resource else None, accelerators=count,
-            accelerator_memory_mib=int(self.device_memory / MIB), device_resource=resource,
-            cores_per_accelerator=cores, efa=self.efa, hugepages_2mi_mib=int(self.hugepages / MIB), nvme_gb=0,
-            network_mbps=self.network_mbps, price_usd_per_hour=self.price_usd_per_hour, architecture="amd64",
+            accelerator=self.device if resource else None,
+            accelerators=count,
+            accelerator_memory_mib=int(self.device_memory / MIB),
+            device_resource=resource,
+            cores_per_accelerator=cores,
+            efa=self.efa,
+            hugepages_2mi_mib=int(self.hugepages / MIB),
+            nvme_gb=0,
+            network_mbps=self.network_mbps,
+            price_usd_per_hour=self.price_usd_per_hour,
+            architecture="amd64",
             labels=tuple(self.labels.items()),
-        )  # fmt: skip
+        )
 
 
 def machine(name: str, entry: Mapping[str, Any]) -> Instance:

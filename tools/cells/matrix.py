@@ -73,7 +73,11 @@ def leaf(cell: Cell) -> dict[str, str]:
     most = retry.get("most", RESTARTS_PER_NODE)
     bounded = cell.least is not None
     text = _TEXTS["leaf"].format(
-        hardware=cell.hardware, model=cell.model, nodes=cell.nodes, job=JOB, least=cell.least or cell.nodes,
+        hardware=cell.hardware,
+        model=cell.model,
+        nodes=cell.nodes,
+        job=JOB,
+        least=cell.least or cell.nodes,
         elastic=_in_patch("elastic") if bounded else "",
         bounds=_TEXTS["bounds"].format(least=cell.least, nodes=cell.nodes) if bounded else "",
         restarts=_in_patch("restarts", most=most) if retry else "",
@@ -81,7 +85,7 @@ def leaf(cell: Cell) -> dict[str, str]:
         backoff_limit=most * cell.nodes,
         components=", ".join(f"../../{part}" for part in parts),
         own="" if cell.script else _TEXTS["own"],
-    )  # fmt: skip
+    )
     own = {} if cell.script else {"cell.yaml": HEADER + _dump(cell.sections)}
     return {"kustomization.yaml": HEADER + text, **own}
 

@@ -171,10 +171,13 @@ def permission(session: Session, wanted: Wanted) -> Finding:
     kind = "spot" if wanted.spot else "on-demand"
     try:
         session.call(
-            "ec2", "create_fleet", DryRun=True, Type="instant",
+            "ec2",
+            "create_fleet",
+            DryRun=True,
+            Type="instant",
             LaunchTemplateConfigs=[{"LaunchTemplateSpecification": specification, "Overrides": [override]}],
             TargetCapacitySpecification={"TotalTargetCapacity": wanted.count, "DefaultTargetCapacityType": kind},
-        )  # fmt: skip
+        )
     except AwsError as problem:
         if problem.aws_code == "DryRunOperation":
             return good("permission", "a dry run of CreateFleet was accepted")

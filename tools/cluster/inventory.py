@@ -338,11 +338,17 @@ def _providers(evidence: Evidence) -> Iterator[Resource]:
 
 # The kinds that `down` deletes. The cluster proves its provider, and the stack the VPC of the groups in it.
 LISTINGS: dict[str, Listing] = {
-    "pod identity": _pod_identities, "access entry": _access_entries, "node group": _node_groups,
-    "instance": _instances, "identity provider": _providers, "cluster": _clusters,
+    "pod identity": _pod_identities,
+    "access entry": _access_entries,
+    "node group": _node_groups,
+    "instance": _instances,
+    "identity provider": _providers,
+    "cluster": _clusters,
     "network interface": lambda evidence: _interfaces(evidence, evidence.ours),
-    "security group": _groups, "stack": _stacks, "role": _roles,
-}  # fmt: skip
+    "security group": _groups,
+    "stack": _stacks,
+    "role": _roles,
+}
 
 
 def _kinds(spec: Spec) -> list[str]:

@@ -109,8 +109,10 @@ def itself(seen: Seen) -> Finding:
     if not seen.groups:
         return unknown("itself", "the nodes have no security group")
     rules = [(one["GroupId"], one["IpPermissions"], one["IpPermissionsEgress"]) for one in seen.groups]
-    ways = [(number, [{one.get("IpProtocol") for one in way if _from(one, {number})} for way in both])
-            for number, *both in rules]  # fmt: skip
+    ways = [
+        (number, [{one.get("IpProtocol") for one in way if _from(one, {number})} for way in both])
+        for number, *both in rules
+    ]
     held = [{one["GroupId"] for one in node.get("SecurityGroups") or []} for node in seen.nodes]
     shared = [
         number for number, open_ in ways if all("-1" in one for one in open_) and all(number in one for one in held)

@@ -57,15 +57,24 @@ def _node(item: Object, pods: list[Object]) -> Node:
     others = sorted(name for name in counts if DEVICE.search(name))
     device = next((one for one in (*whole, *others) if counts[one]), next(iter(whole), None))
     return Node(
-        name=metadata["name"], ready=conditions.get("Ready", {}).get("status") == "True",
+        name=metadata["name"],
+        ready=conditions.get("Ready", {}).get("status") == "True",
         cordoned=bool((item.get("spec") or {}).get("unschedulable")),
-        instance=labels.get(INSTANCE_TYPE, "unknown"), zone=labels.get(ZONE_LABEL, "unknown"),
-        device=device, devices=counts.get(device, 0) if device else 0,
-        devices_used=_used(pods, device) if device else 0, efa=counts.get(EFA, 0), efa_used=_used(pods, EFA),
-        cpu_m=int(exact.get("cpu", 0) * 1000), memory_mib=counts.get("memory", 0) // 2**20,
-        pods=counts.get("pods", 0), pods_used=len(pods), health=labels.get(HEALTH), deep_check=labels.get(DEEP),
+        instance=labels.get(INSTANCE_TYPE, "unknown"),
+        zone=labels.get(ZONE_LABEL, "unknown"),
+        device=device,
+        devices=counts.get(device, 0) if device else 0,
+        devices_used=_used(pods, device) if device else 0,
+        efa=counts.get(EFA, 0),
+        efa_used=_used(pods, EFA),
+        cpu_m=int(exact.get("cpu", 0) * 1000),
+        memory_mib=counts.get("memory", 0) // 2**20,
+        pods=counts.get("pods", 0),
+        pods_used=len(pods),
+        health=labels.get(HEALTH),
+        deep_check=labels.get(DEEP),
         troubles=[*_conditions(conditions), *_labels(labels)],
-    )  # fmt: skip
+    )
 
 
 def _used(pods: list[Object], resource: str) -> int:

@@ -145,6 +145,11 @@ def _day(moment: Any) -> str:
 
 
 LISTINGS: dict[str, Listing] = {
-    "image repository": _repositories, "build project": _projects, "log group": _logs, "runs": _runs,
-    "load balancer": _balancers, "classic load balancer": _classic, "elastic IP": _addresses,
-}  # fmt: skip
+    "image repository": _repositories,
+    "build project": _projects,
+    "log group": _logs,
+    "runs": _runs,
+    "load balancer": _balancers,
+    "classic load balancer": _classic,
+    "elastic IP": _addresses,
+}

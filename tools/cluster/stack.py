@@ -71,12 +71,14 @@ def interfaces(machine: Instance, group: Any) -> list[Object]:
     return [
         {
             "Description": f"{'ENA' if plain and card == 0 else 'EFA'} on network card {card}",
-            "NetworkCardIndex": card, "DeviceIndex": 0 if card == 0 else 1,
-            "InterfaceType": "interface" if plain and card == 0 else "efa", "Groups": [group],
+            "NetworkCardIndex": card,
+            "DeviceIndex": 0 if card == 0 else 1,
+            "InterfaceType": "interface" if plain and card == 0 else "efa",
+            "Groups": [group],
             "DeleteOnTermination": True,
         }
         for card in range(machine.efa + plain)
-    ]  # fmt: skip
+    ]
 
 
 def deploy(session: Session, spec: Spec) -> str:
@@ -84,12 +86,14 @@ def deploy(session: Session, spec: Spec) -> str:
     vpc = spec.need("CLUSTER_VPC_ID")
     group = spec.need("CLUSTER_SECURITY_GROUP_IDS").partition(",")[0]
     parameters = {
-        "StackName": name(spec), "TemplateBody": text(spec), "Tags": _tags(spec),
+        "StackName": name(spec),
+        "TemplateBody": text(spec),
+        "Tags": _tags(spec),
         "Parameters": [
             {"ParameterKey": "VpcId", "ParameterValue": vpc},
             {"ParameterKey": "ClusterSecurityGroupId", "ParameterValue": group},
         ],
-    }  # fmt: skip
+    }
     waiter = "stack_create_complete"
     old = _stack(session, spec)
     if old is not None and not Evidence(session, spec).has_tag(old):

@@ -30,18 +30,24 @@ WEBHOOKS = (CRD, OPERATOR_WEBHOOK, MUTATING, DEPLOYMENTS, SLICES)
 Check = Callable[[Spec, Snapshot], Finding | None]
 # The name of each check, the kinds it reads, and the check.
 CHECKS: tuple[tuple[str, tuple[str, ...], Check], ...] = (
-    ("nodes", ("nodes",), node_checks.ready), ("devices", ("nodes",), node_checks.devices),
-    ("room", ("nodes",), node_checks.room), ("efa", ("nodes",), node_checks.efa),
+    ("nodes", ("nodes",), node_checks.ready),
+    ("devices", ("nodes",), node_checks.devices),
+    ("room", ("nodes",), node_checks.room),
+    ("efa", ("nodes",), node_checks.efa),
     ("device plugins", (DAEMONS, "pods"), component_checks.device_plugins),
-    ("operator", WEBHOOKS, component_checks.operator), ("controllers", WEBHOOKS, component_checks.controllers),
-    ("queue", (CRD,), component_checks.queue), ("dns", (SLICES,), component_checks.dns),
+    ("operator", WEBHOOKS, component_checks.operator),
+    ("controllers", WEBHOOKS, component_checks.controllers),
+    ("queue", (CRD,), component_checks.queue),
+    ("dns", (SLICES,), component_checks.dns),
     ("fsx", ("csidrivers", "csinodes", "nodes"), component_checks.fsx_driver),
-    ("namespace", ("namespaces",), component_checks.namespace), ("claim", (CLAIMS,), component_checks.claim),
+    ("namespace", ("namespaces",), component_checks.namespace),
+    ("claim", (CLAIMS,), component_checks.claim),
     ("health agents", ("nodes",), node_checks.health_agents),
     ("hyperpod operator", (CRD, "nodes", DEPLOYMENTS), component_checks.hyperpod_operator),
-    ("auto-resume", (), component_checks.auto_resume), ("bucket", (), component_checks.bucket),
+    ("auto-resume", (), component_checks.auto_resume),
+    ("bucket", (), component_checks.bucket),
     ("pods", ("nodes", "pods"), node_checks.pod_capacity),
-)  # fmt: skip
+)
 
 
 def check(spec: Spec, snapshot: Snapshot) -> list[Finding]:

@@ -82,9 +82,13 @@ def _misplaced(root: Path, cluster: Path) -> Iterator[Verdict]:
 
 
 def _run(
-    root: Path, path: Path, wanted: Wanted, added: Mapping[str, str], renderer: Renderer, live: Mapping[str, Live] |
-    None,
-) -> Iterator[Verdict]:  # fmt: skip
+    root: Path,
+    path: Path,
+    wanted: Wanted,
+    added: Mapping[str, str],
+    renderer: Renderer,
+    live: Mapping[str, Live] | None,
+) -> Iterator[Verdict]:
     name = path.relative_to(root).as_posix()
     try:
         run = _read(root, path)

@@ -63,9 +63,14 @@ class Kubectl:
         return ["kubectl", *context, *namespace, *arguments, *behind]
 
     def run(
-        self, *arguments: str, names: Sequence[str] = (), command: Sequence[str] | None = None, stdin: str | None =
-        None, seconds: float | None = SECONDS, environment: Mapping[str, str] | None = None,
-    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        self,
+        *arguments: str,
+        names: Sequence[str] = (),
+        command: Sequence[str] | None = None,
+        stdin: str | None = None,
+        seconds: float | None = SECONDS,
+        environment: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
         """Run kubectl and return its output and exit code. `environment` is added to the process's own.
 
         Raises UserError if kubectl is missing, and with exit code 3 if it takes longer than `seconds`

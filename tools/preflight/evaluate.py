@@ -62,9 +62,12 @@ class Evaluation:
 
 
 def evaluate(
-    manifests: Manifests, base: Published | None = None, given: Given | None = None, operator: str = "", missing_right:
-    str = "",
-) -> Evaluation:  # fmt: skip
+    manifests: Manifests,
+    base: Published | None = None,
+    given: Given | None = None,
+    operator: str = "",
+    missing_right: str = "",
+) -> Evaluation:
     """Apply every rule to a parsed manifest.
 
     Its model must be that of `base`, and its containers without a command start what is `given`. `operator` is the

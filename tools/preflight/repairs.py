@@ -213,8 +213,17 @@ def _auto_resume(finding: Finding) -> Iterator[Edit]:
 
 
 _SPECIAL: dict[str, Callable[[Finding], Iterator[Edit]]] = {
-    "api-version": _api_version, "enums": _enums, "types": _types, "wiring": _wiring, "shm": _shared_memory,
-    "read-only-root": _temporary, "host-path": _host_path, "efa-huge-pages": _huge_pages,
-    "devices-whole": _device_limit, "hyperpod-nodes": _hyperpod, "grace-period": _grace,
-    "old-labels": _old_label, "auto-resume": _auto_resume,
-}  # fmt: skip
+    "api-version": _api_version,
+    "enums": _enums,
+    "types": _types,
+    "wiring": _wiring,
+    "shm": _shared_memory,
+    "read-only-root": _temporary,
+    "host-path": _host_path,
+    "efa-huge-pages": _huge_pages,
+    "devices-whole": _device_limit,
+    "hyperpod-nodes": _hyperpod,
+    "grace-period": _grace,
+    "old-labels": _old_label,
+    "auto-resume": _auto_resume,
+}

@@ -166,12 +166,14 @@ def _field(path: str, pod: Pod, address: str) -> str:
     if subscript:
         return (pod.labels if subscript[1] == "labels" else pod.annotations).get(subscript[2], "")
     known = {
-        "metadata.name": pod.full_name, "metadata.namespace": pod.namespace, "spec.nodeName": socket.gethostname(),
+        "metadata.name": pod.full_name,
+        "metadata.namespace": pod.namespace,
+        "spec.nodeName": socket.gethostname(),
         "metadata.uid": str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{pod.name}.{pod.namespace}")),
         "spec.serviceAccountName": pod.spec.get("serviceAccountName") or "default",
         **dict.fromkeys(("status.hostIP", "status.hostIPs"), MACHINE),
         **dict.fromkeys(("status.podIP", "status.podIPs"), address),
-    }  # fmt: skip
+    }
     if path not in known:
         raise UserError(f"pod {pod.name}: fieldRef {path} is not known", f"known: {', '.join(known)}")
     return known[path]

@@ -48,9 +48,14 @@ class Launch:
 
 
 def read(
-    command: Sequence[str], environment: Mapping[str, str], files: Mapping[str, str | None] | None = None, devices: int
-    = 0, complete: bool = False, plain: Set[str] = frozenset(), resolved: Environment | None = None,
-) -> Launch:  # fmt: skip
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    files: Mapping[str, str | None] | None = None,
+    devices: int = 0,
+    complete: bool = False,
+    plain: Set[str] = frozenset(),
+    resolved: Environment | None = None,
+) -> Launch:
     """Follow a container's command under its environment. `resolved` says which variables are hidden.
 
     `files` are the files that the manifest gives the container, by path, and `plain` those without permission to
@@ -80,12 +85,19 @@ def read(
         unknown = f"{problem}"
     gets, why = signalled(started)
     return Launch(
-        words=[scope.shown(word) for word in started.words], torchrun=torchrun, unknown=unknown, shown=shown,
+        words=[scope.shown(word) for word in started.words],
+        torchrun=torchrun,
+        unknown=unknown,
+        shown=shown,
         environment={name: value for name, value in started.environment.items() if name not in unsure},
         launcher=torchrun.launcher if torchrun else PurePosixPath(started.words[0]).name,
-        signalled=gets, why=why, lost=_lost(outcome, follow, index), unsure=unsure, effort=outcome.effort,
+        signalled=gets,
+        why=why,
+        lost=_lost(outcome, follow, index),
+        unsure=unsure,
+        effort=outcome.effort,
         behind_entrypoint=any(parent.name in (ENTRYPOINTS[0], AGENT) for parent in started.parents),
-    )  # fmt: skip
+    )
 
 
 def explained(scope: Scope, text: str) -> str:

@@ -50,9 +50,13 @@ def kind(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def options(
-    launcher: str, words: list[str], environment: Mapping[str, str], files: Mapping[str, str | None], devices: int,
+    launcher: str,
+    words: list[str],
+    environment: Mapping[str, str],
+    files: Mapping[str, str | None],
+    devices: int,
     explain: Explain,
-) -> Torchrun | None:  # fmt: skip
+) -> Torchrun | None:
     """Return a launcher's options in torchrun's terms, or None where it starts one process as it is.
 
     `devices` is the number of GPUs of the pod. Raises BadOptions where the launcher would refuse its options, and

@@ -69,9 +69,13 @@ class LocalPod:
 
 
 def local_pods(
-    pods: Sequence[Pod], manifests: Manifests, shared: Path, checkout: Path, user: Mapping[str, str] = os.environ,
+    pods: Sequence[Pod],
+    manifests: Manifests,
+    shared: Path,
+    checkout: Path,
+    user: Mapping[str, str] = os.environ,
     plan_only: bool = False,
-) -> list[LocalPod]:  # fmt: skip
+) -> list[LocalPod]:
     """Return each pod of one job as a local process. Writes nothing and starts nothing.
 
     `shared` stands for the claim `trainyard`; a pod's own directory is `shared/pods/<pod>`. `user` is the
@@ -138,9 +142,11 @@ def _minimum(pod: Pod, mounts: volumes.Volumes, directory: Path, user: Mapping[s
         "PATH": user.get("PATH", os.defpath),
         **{name: user[name] for name in FROM_THE_MACHINE if name in user},
         **{name: os.path.abspath(user[name]) for name in MOUNTED if user.get(name)},
-        "HOME": str(directory), "TMPDIR": str(temporary), "HOSTNAME": pod.name,
+        "HOME": str(directory),
+        "TMPDIR": str(temporary),
+        "HOSTNAME": pod.name,
         **({progress.VARIABLE: "1"} if output.watched() else {}),
-    }  # fmt: skip
+    }
 
 
 def _program(word: str, path: str, pod: Pod) -> str:

@@ -41,9 +41,14 @@ class Outcome:
 
 
 def follow(
-    words: Sequence[str], environment: Mapping[str, str], files: Mapping[str, str | None], complete: bool = False,
-    fails: int | None = None, plain: Set[str] = frozenset(), resolved: Environment | None = None,
-) -> Outcome:  # fmt: skip
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    files: Mapping[str, str | None],
+    complete: bool = False,
+    fails: int | None = None,
+    plain: Set[str] = frozenset(),
+    resolved: Environment | None = None,
+) -> Outcome:
     """Return the programs that a command starts.
 
     `files` are those of the manifest by path; None is a file whose text is not known. `complete`: the

@@ -87,9 +87,14 @@ class Supervisor:
     """Runs the pods of one job until it succeeds, fails or is stopped. Leaves no process behind."""
 
     def __init__(
-        self, pods: Sequence[LocalPod], run_directory: Path, success: Success, backoff_limit: int | None, relay:
-        Callable[[str], None], note: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self,
+        pods: Sequence[LocalPod],
+        run_directory: Path,
+        success: Success,
+        backoff_limit: int | None,
+        relay: Callable[[str], None],
+        note: Callable[[str], None],
+    ) -> None:
         """Prepare to run `pods`, a Master first. `relay` gets lines of the first one, `note` the events of all."""
         self._directory = run_directory
         self._success = success

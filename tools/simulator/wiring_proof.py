@@ -109,9 +109,13 @@ def prove(analysis: Analysis, pods: int | None, nproc: int | None, timeout: floa
 
 
 def _judge(
-    analysis: Analysis, size: Scale, records: list[dict[str, Any]], ends: dict[str, int | None], evidence: list[str],
+    analysis: Analysis,
+    size: Scale,
+    records: list[dict[str, Any]],
+    ends: dict[str, int | None],
+    evidence: list[str],
     timeout: float,
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     world = size.pods * size.processes
     details = {"world_size": world, "ranks": records}
     hung = [pod for pod, code in ends.items() if code is None]
@@ -248,10 +252,14 @@ def _environment(index: int, directory: Path, timeout: float) -> dict[str, str]:
     return {
         "PATH": os.environ.get("PATH", os.defpath),
         **{name: os.environ[name] for name in FROM_THE_MACHINE if name in os.environ},
-        **dict.fromkeys(("HOME", "TMPDIR", rank_probe.RECORDS), str(directory)), "HOSTNAME": str(index),
-        "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-        **ON_LOOPBACK, rank_probe.SECONDS: str(timeout),
-    }  # fmt: skip
+        **dict.fromkeys(("HOME", "TMPDIR", rank_probe.RECORDS), str(directory)),
+        "HOSTNAME": str(index),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        **ON_LOOPBACK,
+        rank_probe.SECONDS: str(timeout),
+    }
 
 
 def _log(directory: Path, index: int) -> Path:

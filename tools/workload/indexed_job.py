@@ -48,13 +48,19 @@ class Batch:
             given.append({"name": "JOB_COMPLETION_INDEX", "value": str(index)})
             spec = {**spec, "hostname": own}
         return Pod(
-            name=own, namespace=self.namespace, job=self.owner, role=self.role.lower(), index=self.first + index,
+            name=own,
+            namespace=self.namespace,
+            job=self.owner,
+            role=self.role.lower(),
+            index=self.first + index,
             labels={**(metadata.get("labels") or {}), **labels},
             annotations={**(metadata.get("annotations") or {}), **annotations},
-            restart_policy=str(spec.get("restartPolicy") or "Never"), spec=with_environment(spec, given),
+            restart_policy=str(spec.get("restartPolicy") or "Never"),
+            spec=with_environment(spec, given),
             hosts=(f"{own}.{self.subdomain}",) if self.subdomain and indexed(self.spec) else (),
-            main=main_container(template), random_end=True,
-        )  # fmt: skip
+            main=main_container(template),
+            random_end=True,
+        )
 
 
 def indexed(spec: Object) -> bool:

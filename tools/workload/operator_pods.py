@@ -131,9 +131,11 @@ def _pod(job: Object, release: tuple[int, ...], replica_type: str, index: int) -
     name = job["metadata"]["name"]
     labels = {
         **(metadata.get("labels") or {}),
-        LABEL + "operator-name": "pytorchjob-controller", LABEL + "job-name": name,
-        LABEL + "replica-type": replica_type.lower(), LABEL + "replica-index": str(index),
-    }  # fmt: skip
+        LABEL + "operator-name": "pytorchjob-controller",
+        LABEL + "job-name": name,
+        LABEL + "replica-type": replica_type.lower(),
+        LABEL + "replica-index": str(index),
+    }
     if _is_master(job, release, replica_type, index):
         labels[LABEL + "job-role"] = "master"
     spec = with_environment(template["spec"], _environment(job, release, replica_type, index))
@@ -143,10 +145,18 @@ def _pod(job: Object, release: tuple[int, ...], replica_type: str, index: int) -
     spec["restartPolicy"] = "Never" if policy == "ExitCode" else policy
     own = pod_name(name, replica_type, index)
     return Pod(
-        name=own, namespace=job["metadata"].get("namespace") or "default", job=name, role=replica_type.lower(),
-        index=index, labels=labels, annotations=dict(metadata.get("annotations") or {}), restart_policy=policy,
-        spec=spec, hosts=(own,), main=main_container(template, DEFAULT_CONTAINER),
-    )  # fmt: skip
+        name=own,
+        namespace=job["metadata"].get("namespace") or "default",
+        job=name,
+        role=replica_type.lower(),
+        index=index,
+        labels=labels,
+        annotations=dict(metadata.get("annotations") or {}),
+        restart_policy=policy,
+        spec=spec,
+        hosts=(own,),
+        main=main_container(template, DEFAULT_CONTAINER),
+    )
 
 
 def _is_master(job: Object, release: tuple[int, ...], replica_type: str, index: int) -> bool:
@@ -180,9 +190,13 @@ def _master(job: Object, rank: int, total: int, with_nproc: bool) -> list[tuple[
     port = str(_default_port(spec["pytorchReplicaSpecs"][MASTER]))
     address = pod_name(job["metadata"]["name"], MASTER, 0)
     pairs = [
-        ("MASTER_PORT", port), ("PET_MASTER_PORT", port), ("MASTER_ADDR", address), ("PET_MASTER_ADDR", address),
-        ("WORLD_SIZE", str(total * _processes(nproc))), ("RANK", str(rank)),
-    ]  # fmt: skip
+        ("MASTER_PORT", port),
+        ("PET_MASTER_PORT", port),
+        ("MASTER_ADDR", address),
+        ("PET_MASTER_ADDR", address),
+        ("WORLD_SIZE", str(total * _processes(nproc))),
+        ("RANK", str(rank)),
+    ]
     if with_nproc:
         if nproc is None:
             raise ControllerFault("operator 1.7.0 fails on elasticPolicy.nProcPerNode with a Master")

@@ -238,9 +238,12 @@ class TrainJob(Workload):
             return pod
         count = sum(role.replicas for role in self.roles if role.trains)
         values = {
-            "PET_NNODES": str(count), "PET_NPROC_PER_NODE": self._processes(pod), "PET_NODE_RANK": str(pod.index),
-            "PET_MASTER_ADDR": self._first_pod, "PET_MASTER_PORT": PORT,
-        }  # fmt: skip
+            "PET_NNODES": str(count),
+            "PET_NPROC_PER_NODE": self._processes(pod),
+            "PET_NODE_RANK": str(pod.index),
+            "PET_MASTER_ADDR": self._first_pod,
+            "PET_MASTER_PORT": PORT,
+        }
         added = [{"name": name, "value": value} for name, value in values.items()]
         return replace(pod, spec=patched(pod.spec, {"containers": [{"name": NODE, "env": added}]}), main=NODE)
 

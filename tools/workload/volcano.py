@@ -163,8 +163,11 @@ class VolcanoJob(Workload):
         if "env" in self.section("plugins"):
             given += [{"name": name, "value": str(index)} for name in ("VK_TASK_INDEX", "VC_TASK_INDEX")]
         labels = {
-            f"{LABEL}job-name": self.name, f"{LABEL}job-namespace": self.namespace, f"{LABEL}queue-name": self.queue,
-            f"{LABEL}task-spec": role.name, f"{LABEL}task-index": str(index),
-        }  # fmt: skip
+            f"{LABEL}job-name": self.name,
+            f"{LABEL}job-namespace": self.namespace,
+            f"{LABEL}queue-name": self.queue,
+            f"{LABEL}task-spec": role.name,
+            f"{LABEL}task-index": str(index),
+        }
         own = () if self.nameless else (self._host(role, index),)
         return self._pod_of(role, index, labels, given, own)

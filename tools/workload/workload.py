@@ -380,11 +380,18 @@ class Workload(ABC):
         """Return the pod `<job>-<role>-<index>`, with what the controller adds to the role's template."""
         metadata = role.template.get("metadata") or {}
         return Pod(
-            name=f"{self.name}-{role.name}-{index}", namespace=self.namespace, job=self.name, role=role.name.lower(),
-            index=index, labels={**(metadata.get("labels") or {}), **labels},
-            annotations=dict(metadata.get("annotations") or {}), restart_policy=role.restart_policy,
-            spec=with_environment(role.template["spec"], given), hosts=hosts, main=main_container(role.template),
-        )  # fmt: skip
+            name=f"{self.name}-{role.name}-{index}",
+            namespace=self.namespace,
+            job=self.name,
+            role=role.name.lower(),
+            index=index,
+            labels={**(metadata.get("labels") or {}), **labels},
+            annotations=dict(metadata.get("annotations") or {}),
+            restart_policy=role.restart_policy,
+            spec=with_environment(role.template["spec"], given),
+            hosts=hosts,
+            main=main_container(role.template),
+        )
 
     def _refused(self) -> list[str]:
         return [fault.shown for fault in self.misshapen]
