@@ -41,7 +41,7 @@ def test_the_final_report_of_the_trainer_skips_and_counts_them(run: RunDir) -> N
     (run.path / "metrics.jsonl").write_text("x\n")
     assert metrics.summary(run)["tokens_per_s"] is None
     run.heldout.write_text('[]\n{"step": 0, "loss": "x"}\n{"step": 0, "loss": 4.5}\n')
-    assert metrics.first_heldout(run) == 4.5
+    assert metrics.heldout_loss(run, 0) == 4.5
 
 
 @pytest.mark.parametrize("line", LINES, ids=range(len(LINES)))

@@ -16,8 +16,8 @@ from tests.training.inprocess import StopAfter, Texts, losses, run, same, tensor
 from training.checkpoint.read import newest
 from training.config import ConfigError, apply_override, load_texts
 from training.run import ledger
-from training.run.directory import RunDir
-from training.trainer import same_run, state
+from training.run.directory import RunDir, last_records
+from training.trainer import loop, same_run, state
 
 # Dropout, so that the random generators matter.
 DROPOUT = ("model.attention_dropout=0.1",)
@@ -61,6 +61,24 @@ def test_a_stopped_run_continues_bitwise(undisturbed: RunDir, texts: Texts, data
     resumed = _stopped_and_resumed(texts, data_root, tmp_path)
     assert losses(resumed) == losses(undisturbed)
     assert same(tensors(resumed), tensors(undisturbed))
+
+
+def test_a_kill_between_a_save_and_its_evaluation_loses_no_heldout_loss(
+    undisturbed: RunDir, texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_evaluate", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(texts, DROPOUT, tmp_path, data_root)
+    assert newest(tmp_path / "checkpoints").step == 10  # type: ignore[union-attr]
+    resumed = run(texts, DROPOUT, tmp_path, data_root)
+    assert losses(resumed) == losses(undisturbed)
+    known = [[(one["step"], one["loss"]) for one in last_records(each.heldout)] for each in (undisturbed, resumed)]
+    assert known[0] == known[1]
+    assert [step for step, _ in known[0]] == [10, 20]
 
 
 @pytest.mark.parametrize("part", ["optimizer", "schedule", "rng", "data"])

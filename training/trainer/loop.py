@@ -36,7 +36,7 @@ from training.trackers.processes import Trackers, check_packages
 from training.trainer import compiling, same_run, state
 from training.trainer.compile_cache import CompileCache, quote_paths
 from training.trainer.guard import Guard
-from training.trainer.metrics import Metrics, Pending, first_heldout, summary
+from training.trainer.metrics import Metrics, Pending, heldout_loss, summary
 from training.trainer.optimizer import build_optimizer, build_schedule, clip_gradients
 from training.trainer.parallelize import Parallel, parallelise
 from training.trainer.places import open_tiers
@@ -145,8 +145,8 @@ def _to_the_end(run: Run, now: TrainState, watched: Watched, attempt: Attempt) -
         quote_paths()
     if not compiling.compiled_before(cache, device, run.ranks) or now.step == 0:
         compiling.compile_once(now)
-    if now.step == 0 and run.config.model.weights is not None:
-        _evaluate(run, now, metrics)  # the base's loss, before training
+    if _lacks_heldout_loss(run, now):
+        _evaluate(run, now, metrics)
     try:
         _loop(run, now, watched, attempt, cache)
     except Exception as error:
@@ -154,10 +154,10 @@ def _to_the_end(run: Run, now: TrainState, watched: Watched, attempt: Attempt) -
         raise
     finally:
         gc.enable()
-    heldout_loss = _evaluate(run, now, metrics)
+    loss = _evaluate(run, now, metrics)
     run.feed.close()
     heartbeat.enter("sampling")
-    while_others_wait(run.ranks, (lambda: _report(run, now, heldout_loss, metrics)) if run.ranks.first else None)
+    while_others_wait(run.ranks, (lambda: _report(run, now, loss, metrics)) if run.ranks.first else None)
     metrics.close()
 
 
@@ -272,6 +272,14 @@ def _pass_over(run: Run, now: TrainState, end: int) -> None:
         run.feed.batches(now.position)
         now.position += run.config.train.global_batch_size
         heartbeat.beat()
+
+
+def _lacks_heldout_loss(run: Run, now: TrainState) -> bool:
+    """Whether held-out data are due before the next step: for a base, or after a kill between a save and that."""
+    step, recipe = now.step, run.config.train
+    due = step % recipe.eval_every == 0 and step < recipe.steps if step else run.config.model.weights is not None
+    known = run.ranks.first and heldout_loss(run.directory, step) is not None
+    return run.ranks.sum([float(known)]) == [0.0] and due
 
 
 def _evaluate(run: Run, now: TrainState, metrics: Metrics) -> float:
@@ -409,15 +417,15 @@ def _with_float8(config: Config) -> str:
     return "" if config.device.float8 == "off" else f" with float8 products ({config.device.float8})"
 
 
-def _report(run: Run, now: TrainState, heldout_loss: float, metrics: Metrics) -> None:
+def _report(run: Run, now: TrainState, loss: float, metrics: Metrics) -> None:
     """Sample from the committed checkpoint and write report.json (rank 0)."""
     config, directory, reference = run.config, run.directory, run.feed.reference
     samples = run.task.samples(config, directory)
     report = {
         "step": now.step,
         "steps": config.train.steps,
-        "heldout_loss": heldout_loss,
-        **({} if config.model.weights is None else {"heldout_loss_before": first_heldout(directory)}),
+        "heldout_loss": loss,
+        **({} if config.model.weights is None else {"heldout_loss_before": heldout_loss(directory, 0)}),
         **reference,
         **summary(directory),
         "tokens": now.tokens,
@@ -427,7 +435,7 @@ def _report(run: Run, now: TrainState, heldout_loss: float, metrics: Metrics) ->
     write_json(directory.report, report)
     metrics.conclude(now.step, samples)
     known = "".join(f", {name} {value:.3f}" for name, value in reference.items())
-    log.info(f"finished at step {now.step}: held-out loss {heldout_loss:.3f}{known}")
+    log.info(f"finished at step {now.step}: held-out loss {loss:.3f}{known}")
 
 
 def _check_destination(run: Run) -> None:

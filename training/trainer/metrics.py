@@ -245,10 +245,10 @@ def _step_of(line: str) -> float:
     return float(step) if _is_number(step) else math.inf  # the half line of a killed process
 
 
-def first_heldout(run: RunDir) -> float | None:
-    """Held-out loss before the first step in nats per prediction, None if it was not measured."""
-    records, _ = _records(run.heldout, ("step", "loss"))
-    return next((record["loss"] for record in records if record["step"] == 0), None)
+def heldout_loss(run: RunDir, step: int) -> float | None:
+    """Held-out loss after a step in nats per prediction, None if it was not measured."""
+    records, _ = _records(run.heldout, ("step", "loss")) if run.heldout.exists() else ([], 0)
+    return next((record["loss"] for record in records if record["step"] == step), None)
 
 
 def summary(run: RunDir) -> dict[str, float | None]:
