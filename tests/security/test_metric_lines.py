@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,20 @@ def test_the_final_report_of_the_trainer_skips_and_counts_them(run: RunDir) -> N
     assert metrics.summary(run)["tokens_per_s"] is None
     run.heldout.write_text('[]\n{"step": 0, "loss": "x"}\n{"step": 0, "loss": 4.5}\n')
     assert metrics.heldout_loss(run, 0) == 4.5
+
+
+def test_a_log_is_read_line_by_line_when_a_run_continues(run: RunDir) -> None:
+    """That of 1,024 ranks has 1 GiB after 50,000 steps."""
+    lines = [json.dumps({**GOOD, "step": step, "rank_step_s": [0.5] * 1000}) + "\n" for step in range(1, 801)]
+    run.metrics.write_text("".join(lines) + "half a line")
+    tracemalloc.start()
+    try:
+        metrics._drop_after(run.metrics, 700)
+        assert metrics.summary(run)["seconds"] == 350.0
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert run.metrics.read_text() == "".join(lines[:700])
 
 
 @pytest.mark.parametrize("line", LINES, ids=range(len(LINES)))

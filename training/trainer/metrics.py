@@ -5,14 +5,16 @@ Values stay on the device until `flush`, which waits for the device once per `lo
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO, TypeGuard
 
@@ -22,13 +24,13 @@ from training.device import Device
 from training.distributed.ranks import Ranks
 from training.run.directory import RunDir
 from training.run.failure import LossError
-from training.run.files import read_bounded
+from training.run.files import open_regular
 from training.run.progress import line_seconds
 from training.run.trainer_status import TrainerStatus
 from training.trainer.events import HELDOUT_LOSS, TRAIN_LOSS, Events
 from training.trainer.stragglers import Stragglers, Times, Work
 
-_LARGEST_LOG = 1 << 30  # bytes of metrics.jsonl: a million steps have a third of it
+_LONGEST_LINE = 1 << 24  # bytes of a line of metrics.jsonl: 100,000 ranks have a seventh of it
 
 
 @dataclass(frozen=True)
@@ -230,14 +232,17 @@ def _drop_after(log: Path, step: int) -> None:
     """Drop logged steps after the resumed checkpoint; they will be done again."""
     if not log.exists():
         return
-    kept = [line for line in _lines(log) if _step_of(line) <= step]
     temporary = log.with_suffix(".tmp")
-    temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    with temporary.open("w", encoding="utf-8") as kept:
+        kept.writelines(f"{line}\n" for line in _lines(log) if _step_of(line) <= step)
     os.replace(temporary, log)
 
 
-def _lines(log: Path) -> list[str]:
-    return read_bounded(log, _LARGEST_LOG).decode("utf-8", "replace").splitlines()
+def _lines(log: Path) -> Iterator[str]:
+    """Yield the lines of a log one by one: that of a long run with many ranks has more bytes than fit into memory."""
+    with io.BufferedReader(open_regular(log)) as file:
+        for line in iter(partial(file.readline, _LONGEST_LINE), b""):
+            yield line.decode("utf-8", "replace").rstrip("\n")
 
 
 def _step_of(line: str) -> float:
@@ -267,13 +272,17 @@ def summary(run: RunDir) -> dict[str, float | None]:
 
 
 def _records(log: Path, keys: tuple[str, ...]) -> tuple[list[dict[str, Any]], int]:
-    """Return the lines of a log that have numbers under `keys`, and how many lines have not.
+    """Return `keys`, and `mfu`, of the lines of a log that have numbers under them, and how many lines have not.
 
     Other processes can write to the run directory, and a killed one leaves half a line.
     """
-    parsed = [_parsed(line) for line in _lines(log)]
-    good = [record for record in parsed if all(_is_number(record.get(key)) for key in keys)]
-    return good, len(parsed) - len(good)
+    good, skipped = [], 0
+    for line in _lines(log):
+        record = _parsed(line)
+        sound = all(_is_number(record.get(key)) for key in keys)
+        good += [{key: record.get(key) for key in (*keys, "mfu")}] if sound else []
+        skipped += not sound
+    return good, skipped
 
 
 def _parsed(line: str) -> dict[str, Any]:
