@@ -197,6 +197,7 @@ def test_keep_rules_that_cannot_hold_are_refused(override: str, said: str) -> No
         ("sample.prompts=[1]", "sample.prompts.0 is 1: a text is needed"),
         ("train.on_spike=rollback:5000", "nearest value: rollback:999"),
         ("train.on_nan=Rollback:3", "nearest value: rollback:3"),
+        (r'upload={to: "s3://models/a\e[31m"}', "3 to 63 characters); nearest value: s3://models/a[31m"),
         ("train.warmup_steps=999", "train.warmup_steps 999 is not below train.steps {steps}; nearest value: {below}"),
     ],
 )

@@ -114,6 +114,7 @@ def test_a_restarted_container_counts_on(texts: Texts, tmp_path: Path, monkeypat
     ("{classes: [hangs]}", "'hangs' is not a class that can be retried; nearest value: hang"),
     ("{classes: transientt}", "'transientt' is not a class that can be retried; nearest value: transient"),
     ("{classes: []}", "is neither transient nor a list of classes"),
+    ("{classes: [[killed, hang]]}", "is not a class that can be retried; nearest value: "),
     ("{most: -1}", "retry.most"),
     ("{clases: transient}", "did you mean retry.classes?"),
 ])  # fmt: skip

@@ -20,7 +20,7 @@ def _classes(value: Any) -> Any:
     for one in given:
         if one not in known:
             near = (difflib.get_close_matches(str(one), known, n=1, cutoff=0.0) or known)[0]
-            reason = "fails in the same way again" if one in PERMANENT else "is not a class that can be retried"
+            reason = "fails in the same way again" if str(one) in PERMANENT else "is not a class that can be retried"
             raise ValueError(f"{one!r} {reason}; nearest value: {near}")
     return "transient" if "transient" in given else tuple(given)
 

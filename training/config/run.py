@@ -217,9 +217,10 @@ class Checkpoint(Kept):
 
 
 def _prefix(value: str) -> str:
-    if S3_PREFIX.fullmatch(value):
+    if value.isprintable() and S3_PREFIX.fullmatch(value):
         return value
-    bucket, *prefix = [part for part in re.sub(r"(?i)^[a-z0-9]*:", "", value).split("/") if part.strip(".")] or [""]
+    path = re.sub(r"(?i)^[a-z0-9]*:", "", "".join(filter(str.isprintable, value)))
+    bucket, *prefix = [part for part in path.split("/") if part.strip(".")] or [""]
     near = f"s3://{bucket.lower().replace('_', '-')}/{'/'.join(prefix) or 'runs'}"
     hint = f"nearest value: {near}" if S3_PREFIX.fullmatch(near) else "write s3://bucket/prefix"
     raise ValueError(f"{value!r} is not a prefix in a bucket (whose name has 3 to 63 characters); {hint}")
