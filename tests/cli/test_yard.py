@@ -96,6 +96,12 @@ def test_what_the_file_system_refuses_is_an_error_line(
     fail(PermissionError(errno.EACCES, os.strerror(errno.EACCES), "runs/theirs\x1b[31m"))
     assert cli.invoke([]) == 3
     assert capsys.readouterr().err == "error: runs/theirs\\x1b[31m: Permission denied\n"
+    fail(OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), "kind: Job\n" * 1000))
+    assert cli.invoke([]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: kind: Job\\n")
+    assert told.endswith("kind: Job\\n: File name too long\n")
+    assert len(told) < 4000
     for fault in (PermissionError(errno.EACCES, "no file is named"), FileNotFoundError(errno.ENOENT, "gone", "x")):
         fail(fault)
         with pytest.raises(type(fault)):

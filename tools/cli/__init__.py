@@ -16,8 +16,10 @@ from tools.cli._lazy_group import LazyGroup
 from tools.core import UserError, output, repo
 
 COMMANDS = Path(__file__).resolve().parent
-# What a file system answers for reasons outside of this program: rights, and a disk that is full or broken.
-STORAGE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
+# Exit codes for what a file system answers: a path that it cannot have; rights, and a disk that is full or broken.
+STORAGE = {errno.ENAMETOOLONG: 2} | dict.fromkeys(
+    (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE), 3
+)
 
 EPILOG = """\b
 Examples:
@@ -91,7 +93,7 @@ def invoke(arguments: list[str] | None = None) -> int:
         if problem.filename is None or problem.errno not in STORAGE:
             raise
         output.error(f"{os.fsdecode(problem.filename)}: {problem.strerror}")
-        return 3
+        return STORAGE[problem.errno]
     except Exception as problem:
         trainer = sys.modules.get("training.config")  # not imported here: it is slow
         if trainer is None or not isinstance(problem, trainer.ConfigError):

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tools.core.terminal import Bar, Page
 
 LINE = 90  # characters of a value in a message
+LONGEST_ERROR, ERROR_HEAD = 4000, 1000  # characters of an error, and of what is left at each end of a longer one
 LONGEST_SECRET = 4096  # characters that are searched behind the end of a shortened text
 TAB = 8  # columns
 NARROWEST = 60  # columns that a bar and a table need
@@ -182,8 +183,9 @@ def agree(question: str, unasked: Exception, refused: Exception) -> None:
 
 
 def error(message: str, hint: str | None = None) -> None:
-    """Print an error as one line. It may quote another program's message."""
-    note(f"error: {message}")
+    """Print an error as one line, without the middle of a long one. It may quote another program's message."""
+    text = mask(message)
+    note(f"error: {text if len(text) <= LONGEST_ERROR else f'{text[:ERROR_HEAD]} … {text[-ERROR_HEAD:]}'}")
     if hint:
         note(f"  hint: {hint}")
 
