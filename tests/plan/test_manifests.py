@@ -104,6 +104,22 @@ def test_devices_that_are_not_whole_machines(
     assert said in shown.out + shown.err
 
 
+def test_processes_that_share_a_card_have_a_part_of_its_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.invoke(["render", "overlays/p5/llama-3-1-8b"]) == 0
+    text = capsys.readouterr().out
+    told = []
+    for processes in (4, 8, 16):
+        more = text.replace('nprocPerNode: "8"', f'nprocPerNode: "{processes}"')
+        (tmp_path / "job.yaml").write_text(more.replace("micro_batch_size: 2", "micro_batch_size: 1"))
+        told.append(cli.invoke(["plan", "show", "-f", str(tmp_path / "job.yaml"), "--json"]))
+        plan = json.loads(capsys.readouterr().out)
+        told += [plan["memory"]["there"] // 2**20, plan["unknown"]]
+    whole, why = told[1], "unknown: 16 processes share 8 GPUs, whose speed was not measured"
+    assert told == [0, whole, None, 0, whole, None, 3, whole // 2, why]
+
+
 NODES = {"numNodes": 4, "command": ["torchrun", "a.py"], "resourcesPerNode": {"limits": {"nvidia.com/gpu": 8}}}
 NUMBERED = KINDS | {
     "apps/v1 Deployment": {"replicas": 4, "template": RANKS},

@@ -73,12 +73,15 @@ def of_job(job: Workload, config: Config, ranks: int = 0) -> Plan:
     pods = _pods_of(job)
     processes = number(str(job.spec.get("nprocPerNode") or job.section("trainer").get("numProcPerNode")))
     place = _place(job.name, pods, "")
-    room = replace(place.room, processes=processes) if processes else place.room
-    if room.what not in CARDS:
-        room = replace(room, nbytes=place.room.nbytes // room.processes)
-    nodes = (config.nodes and ranks // room.processes) or place.nodes
+    there, count = place.room, processes or place.room.processes
+    # Processes of a pod without cards, and those that share a card, have a part of its memory each.
+    room = replace(there, processes=count, nbytes=min(there.nbytes, there.nbytes * there.processes // count))
+    nodes = (config.nodes and ranks // count) or place.nodes
     run = Run.of(job.name, config, nodes, room, place.instance)
-    return Plan(replace(run, machine=None) if place.why_unknown else run, place.why_unknown)
+    shared = there.what in CARDS and count > there.processes
+    sharing = f"unknown: {count} processes share {there.processes} {there.what}s, whose speed was not measured" * shared
+    why = place.why_unknown or sharing
+    return Plan(replace(run, machine=None) if why else run, why)
 
 
 def _pods_of(job: Workload) -> list[_Pods]:
