@@ -36,7 +36,7 @@ class Sender:
     def __init__(self, run: RunDir, name: str, settings: Mapping[str, Any], say: TextIO) -> None:
         self._run, self._name, self._settings, self._say = run, name, settings, say
         self._file = run.track / f"{name}.json"
-        self._sent = Sent.read(self._file)
+        self._sent = Sent.read(self._file, str(settings.get("run") or run.name))
         self._sources = sources(run, self._sent.steps)
         self._service: Service | None = None
         self._pause, self._again, self._complained = EVERY, 0.0, False

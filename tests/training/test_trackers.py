@@ -178,7 +178,15 @@ def test_foreign_lines_are_left_out(line: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["[]", '{"id": 1}', '{"steps": []}', "{", '{"id": "a", "url": null}'])
 def test_a_damaged_record_of_what_was_sent_starts_again(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
-    assert Sent.read(tmp_path / "a.json") == Sent()
+    assert Sent.read(tmp_path / "a.json", "mine") == Sent("mine")
+
+
+def test_a_copy_of_a_run_is_another_run_of_the_tracker(tmp_path: Path) -> None:
+    Sent("mine", "7", described=True, steps={"steps": 5}).write(tmp_path / "a.json")
+    assert Sent.read(tmp_path / "a.json", "mine") == Sent("mine", "7", described=True, steps={"steps": 5})
+    assert Sent.read(tmp_path / "a.json", "copy") == Sent("copy")
+    (tmp_path / "a.json").write_text('{"id": "7"}')
+    assert Sent.read(tmp_path / "a.json", "mine") == Sent("mine", "7"), "of a release that wrote no name"
 
 
 def test_a_secret_comes_from_its_file_or_else_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

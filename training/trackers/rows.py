@@ -34,19 +34,22 @@ class Row:
 class Sent:
     """What a tracker has of a run, kept in a file: its own id of the run, and the last step of each source."""
 
+    run: str = ""  # its name
     id: str = ""
     url: str = ""
     described: bool = False  # whether it has the configuration
     steps: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path) -> Sent:
+    def read(cls, path: Path, run: str) -> Sent:
+        """Return what the tracker has of the run of this name: nothing if its directory is a copy of another run's."""
         with contextlib.suppress(OSError, ValueError):
             found = read_json(path)
             kept = {one.name: found[one.name] for one in fields(cls) if one.name in found}
-            if all(type(value) is type(getattr(cls(), name)) for name, value in kept.items()):
-                return cls(**kept)
-        return cls()
+            sound = all(type(value) is type(getattr(cls(), name)) for name, value in kept.items())
+            if sound and kept.get("run", run) == run:
+                return cls(**kept | {"run": run})
+        return cls(run)
 
     def write(self, path: Path) -> None:
         write_json(path, asdict(self))
