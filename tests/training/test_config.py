@@ -244,6 +244,35 @@ def test_products_in_common_are_refused_where_they_do_not_work(overrides: tuple[
         load_texts(given)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("device.type=neuron", "device.attention=sdpa"), "device.attention is sdpa, but Neuron's .*: eager"),
+        (("device.type=neuron", "device.compile=on"), "device.compile is on, but Neuron compiles .*: off"),
+        (("device.type=neuron", "parallel.sharding=fsdp"), "parallel.sharding is fsdp, but Neuron has .*: ddp"),
+        (("device.type=neuron", "parallel.activation_checkpointing=selective"), "is selective, but Neuron .*: full"),
+        (("device.compile=off", "parallel.activation_checkpointing=budget:0.5"), "blocks are not compiled; .*: selec"),
+        (
+            ("device.type=cpu", "device.float8=rowwise"),
+            "float8 is rowwise, which is for compiled blocks in bf16 .*: off",
+        ),
+        (
+            ("device.type=cuda", "device.precision=fp32", "device.float8=rowwise"),
+            "for compiled blocks in bf16 on a card",
+        ),
+        (("device.type=cuda", "device.compile=off", "device.float8=rowwise"), "for compiled blocks in bf16 on a card"),
+    ],
+)
+def test_what_a_device_cannot_carry_out_is_refused_on_every_machine(overrides: tuple[str, ...], said: str) -> None:
+    """The trainer knew these in its pods only, so that preflight let them pass."""
+    given = texts("llama", KV)
+    for override in overrides[:-1]:
+        given = apply_override(given, override)
+    load_texts(given)
+    with pytest.raises(ConfigError, match=said):
+        load_texts(apply_override(given, overrides[-1]))
+
+
 def test_bert_has_as_many_key_heads_as_heads() -> None:
     config: Config = load_texts(texts("bert", BERT, MASKING))
     assert config.model.num_key_value_heads == config.model.num_attention_heads == 4

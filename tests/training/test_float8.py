@@ -96,7 +96,8 @@ def test_small_layers_stay_in_bf16(texts: Texts, recipe: str) -> None:
 
 
 def test_a_processor_is_refused(texts: Texts) -> None:
-    config = _config(texts, "device.float8=rowwise")
+    free = ("device.type=auto", "device.compile=auto", "device.precision=bf16")
+    config = _config(texts, "device.float8=rowwise", *free)
     with pytest.raises(ConfigError, match=r"device.float8 is rowwise, but cpu .* multiplies no float8; nearest.*off"):
         use_float8(_model(config), config, resolve(config))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import Self
 
 from pydantic import model_validator
@@ -200,6 +201,34 @@ class Config(Section):
                 text = f"parallel.tensor {ranks} does not divide model.{key} {size}; nearest value: {near}"
                 raise wrong("parallel.tensor", text)
         return self
+
+    @model_validator(mode="after")
+    def _device(self) -> Self:
+        for key, message in self.refused_on(self.device.type):
+            raise wrong(key, message)
+        return self
+
+    def refused_on(self, kind: str) -> Iterator[tuple[str, str]]:
+        """Yield keys whose values a kind of device cannot carry out, each with the reason and the nearest value."""
+        device, parallel, neuron = self.device, self.parallel, kind == "neuron"
+        policy, experts = parallel.activation_checkpointing, self.model.num_local_experts is not None
+        plain = neuron or experts or device.compile == "off"
+        whole, kept = "but Neuron compiles whole graphs itself", "parallel.activation_checkpointing"
+        for key, near, refused, reason in (
+            ("device.attention", "eager", neuron and device.attention not in ("auto", "eager"),
+             "but Neuron's compiler fuses plain attention only"),
+            ("device.compile", "off", neuron and device.compile == "on", whole),
+            ("model.num_local_experts", "none", neuron and experts, "but Neuron has no layers with experts"),
+            ("parallel.sharding", "ddp", neuron and parallel.sharded, "but Neuron has whole replicas only"),
+            (kept, "full", neuron and policy not in ("none", "full"), whole),
+            (kept, "selective", plain and parallel.activation_budget is not None,
+             "which the compiler carries out, but blocks are not compiled"),
+            ("device.float8", "off", device.float8 != "off" and (plain or kind == "cpu" or device.precision == "fp32"),
+             "which is for compiled blocks in bf16 on a card"),
+        ):  # fmt: skip
+            section, _, name = key.partition(".")
+            if refused:
+                yield key, f"{key} is {getattr(getattr(self, section), name)}, {reason}; nearest value: {near}"
 
     @property
     def task(self) -> str:

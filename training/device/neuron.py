@@ -171,7 +171,8 @@ def resolve_neuron(config: Config) -> Neuron:
     Raises:
         ConfigError: torch_xla or the devices are missing, or a key asks for what XLA does not support.
     """
-    _refuse(config)
+    for _, refused in config.refused_on("neuron"):  # `auto` is known here only
+        raise ConfigError(refused)
     client = os.environ.get("PJRT_DEVICE", NEURON)
     if client not in (NEURON, CPU_CLIENT):
         raise ConfigError(f"PJRT_DEVICE is {client!r}: device.type neuron runs on {NEURON}, or {CPU_CLIENT}")
@@ -191,22 +192,3 @@ def resolve_neuron(config: Config) -> Neuron:
         precision = "bf16" if client == NEURON else "fp32"
     reason = "Neuron compiles whole graphs"
     return Neuron(torch_xla.device(), precision, "eager", False, reason, client, cache)
-
-
-def _refuse(config: Config) -> None:
-    if config.device.attention not in ("auto", "eager"):
-        raise ConfigError(
-            f"device.attention is {config.device.attention}: Neuron's compiler fuses plain attention only; "
-            "nearest value: eager"
-        )
-    if config.device.compile == "on":
-        raise ConfigError("device.compile is on, but Neuron compiles whole graphs itself; nearest value: off")
-    if config.parallel.sharding != "ddp":
-        raise ConfigError(
-            f"parallel.sharding is {config.parallel.sharding}, but neuron supports whole replicas only: write ddp"
-        )
-    if config.parallel.activation_checkpointing not in ("none", "full"):
-        raise ConfigError(
-            f"parallel.activation_checkpointing is {config.parallel.activation_checkpointing}, but Neuron's "
-            "compiler takes whole graphs; nearest value: full"
-        )
