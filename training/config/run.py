@@ -32,7 +32,7 @@ class Device(Section):
     """Whether torch compiles the model's layers; `auto` is on for cuda, off for neuron, which compiles whole graphs
     itself, and on for a cpu with a C++ compiler. In fp32 it is off there for a run of less than 5e13 FLOP (about eight
     minutes on two cores), which ends sooner without waiting for the compiler. Evaluation of less than 1e13 FLOP on a
-    cpu is compiled only by `on`."""
+    cpu is compiled only by `on`. Layers with experts are never compiled."""
 
     float8: Literal["off", "tensorwise", "rowwise"] = "off"
     """How torchao rounds the layers' matrix products to float8: with one scale for each tensor or each row, or not at

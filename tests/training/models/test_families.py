@@ -319,12 +319,12 @@ def test_a_section_of_an_older_checkpoint_is_read_and_written_unchanged(config: 
 
 
 def test_blocks_with_experts_are_not_compiled() -> None:
-    """Their routing is recorded by hooks, at which a whole compiled block would break."""
-    config = tiny("mixtral")
-    on, auto = (config.model_copy(update={"device": Device(compile=how)}) for how in ("on", "auto"))
-    assert not resolve(auto).compile
-    with pytest.raises(ConfigError, match="blocks with experts are not compiled"):
-        resolve(on)
+    """Their routing is recorded by hooks, at which a whole compiled block would break.
+
+    The hardware's files ask for compiled blocks, for models of all families.
+    """
+    for how in ("on", "auto"):
+        assert not resolve(tiny("mixtral").model_copy(update={"device": Device(compile=how)})).compile
 
 
 class Grouped(TorchDispatchMode):
