@@ -37,6 +37,8 @@ current-context: c
         (["show", "g6e/llama-3-1-8b", "--set", "device.float8=tensorwise"], 0, "tokens/s"),
         (["show", "p6-b200/llama-3-1-8b"], 3, "unknown: B200"),
         (["show", "p5/llama-3-1-8b", "--set", "device.precision=fp32"], 1, "the planner has no formula for its time"),
+        (["show", "p5/llama-3-1-8b", "--set", "parallel.reshard_after_forward=3"], 2, "nearest value: 2"),
+        (["show", "p5/llama-2-7b", "--set", "parallel.tensor=16"], 2, "does not divide the 8 ranks of a node"),
         (["show", "p5/llama-9"], 2, "no such cell"),
     ],
 )

@@ -44,15 +44,23 @@ def written(texts: Texts, directory: Path, *overrides: str) -> Path:
                                         "not a part of 5 ranks; nearest value: 4"),
     (("nodes={min: 3, max: 2}",), 1, "nodes.max 2 is below nodes.min 3; nearest value: 3"),
     (("nodes={min: 0, max: 2}",), 1, "nodes.min"),
+    (("parallel.sharding=fsdp", "parallel.micro_batch_size=1"), 2, ""),
+    (("parallel.sharding=fsdp", "parallel.micro_batch_size=1", "parallel.reshard_after_forward=3"), 2,
+     "parallel.reshard_after_forward is 3, but 8 ranks share the model, .*; nearest value: 2"),
+    (("parallel.sharding=hsdp", "parallel.micro_batch_size=1", "parallel.reshard_after_forward=2"), 2,
+     "parallel.reshard_after_forward is 2, but 2 ranks share the model, .*; nearest value: true"),
+    (("parallel.sharding=fsdp", "parallel.tensor=2", "model.tie_word_embeddings=false"), 1,
+     "parallel.tensor 2 does not divide the 1 ranks of a node; nearest value: 1"),
 ])  # fmt: skip
-def test_bounds_that_nothing_fits_are_one_error(
+def test_ranks_that_cannot_train_are_one_error(
     overrides: tuple[str, ...], per_node: int, said: str, texts: Texts
 ) -> None:
     def check() -> None:
         own = texts
         for override in overrides:
             own = apply_override(own, override)
-        elastic.check(load_texts(own), per_node)
+        config = load_texts(own)
+        elastic.check(config, per_node * (config.nodes.max if config.nodes else 4), per_node)
 
     with pytest.raises(ConfigError, match=said) if said else contextlib.nullcontext():
         check()

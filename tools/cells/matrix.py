@@ -192,8 +192,7 @@ def prove(root: Path, cell: Cell) -> None:
     if cell.instance is None:
         return
     try:
-        elastic.check(checked, cell.instance.processes)
-        checked.accumulation(cell.nodes * cell.instance.processes)
+        elastic.check(checked, cell.nodes * cell.instance.processes, cell.instance.processes)
     except config.ConfigError as problem:
         raise UserError(f"{MATRIX}:{cell.line}: cells.{cell.hardware}.{cell.model}: {problem}") from problem
 

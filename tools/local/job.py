@@ -154,5 +154,4 @@ def _check_world(config: Config, pods: Sequence[LocalPod]) -> None:
 
     text = pods[0].environment.get("PET_NPROC_PER_NODE", "")
     if text.isdigit():
-        elastic.check(config, int(text))
-        config.accumulation(len(pods) * int(text))
+        elastic.check(config, len(pods) * int(text), int(text))

@@ -184,7 +184,7 @@ class Layout:
     @classmethod
     def of(cls, config: Config, nodes: int, per_node: int) -> Self:
         """Return the layout of a configuration. Raises ConfigError if the ranks cannot train it."""
-        elastic.check(config, per_node)
+        elastic.check(config, nodes * per_node, per_node)
         keys, device, lora = config.parallel.model_dump(), config.device, config.lora
         world, small = nodes * per_node, not choices.frees_early(config.model)
         shapes = counting.linear_shapes(config.model)

@@ -10,8 +10,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from training.config import ConfigError
-from training.config.base import divisor_near
 from training.device import Device
 from training.run.heartbeat import NODE
 
@@ -75,17 +73,8 @@ class Ranks:
 
 
 def join(device: Device, timeout: timedelta, tensor: int = 1) -> Ranks:
-    """Join the job described by torchrun's environment; a process started alone is rank 0 of 1.
-
-    Raises:
-        ConfigError: a node's ranks cannot be divided into groups of `tensor`.
-    """
+    """Join the job described by torchrun's environment; a process started alone is rank 0 of 1."""
     of_a_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if of_a_node % tensor:
-        raise ConfigError(
-            f"parallel.tensor {tensor} does not divide the {of_a_node} ranks of a node; "
-            f"nearest value: {divisor_near(of_a_node, tensor)}"
-        )
     if "RANK" not in os.environ:
         return Ranks(0, 1, 0, None)
     dist.init_process_group(device.backend, timeout=timeout)

@@ -21,8 +21,7 @@ from torch.distributed.fsdp import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from training.config import Config, ConfigError
-from training.config.base import divisor_near
+from training.config import Config
 from training.config.choices import frees_early
 from training.device import Device
 from training.distributed.ranks import Ranks
@@ -155,7 +154,6 @@ def _shard(model: Trainable, config: Config, device: Device, mesh: DeviceMesh) -
     if reshard == "auto":
         reshard = frees_early(config.model)
     mesh = mesh["replicate", "shard"] if wanted.sharding == "hsdp" else mesh["shard"]
-    _check_part(reshard, mesh.size(mesh.ndim - 1))
 
     def split(module: nn.Module, reshard: bool | int) -> None:
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=reduced)
@@ -200,17 +198,6 @@ def _mesh(config: Config, device: Device, ranks: Ranks) -> DeviceMesh:
     used = (["replicate"] if hsdp else []) + ["shard"] + (["tensor"] if tensor > 1 else [])
     kind = device.torch_device.type
     return init_device_mesh(kind, tuple(sizes[name] for name in used), mesh_dim_names=tuple(used))
-
-
-def _check_part(reshard: bool | int, shards: int) -> None:
-    """Refuse a number of ranks that cannot hold a block together, such as 3 of 8."""
-    if isinstance(reshard, bool) or (1 < reshard < shards and shards % reshard == 0):
-        return
-    near = divisor_near(shards, min(int(reshard), shards - 1))
-    raise ConfigError(
-        f"parallel.reshard_after_forward is {reshard}, but {shards} ranks share the model, and a part must be a "
-        f"divisor between 1 and {shards}; nearest value: {near if near > 1 else 'true'}"
-    )
 
 
 def _settle_buffers(model: nn.Module, device: Device) -> None:

@@ -105,8 +105,7 @@ def _differences(loaded: Config | ConfigError, base: Published | None) -> str:
 def _unshared(loaded: Config, world: int | None, template: Template) -> ConfigError | None:
     try:
         if world is not None:
-            loaded.accumulation(world)
-            elastic.check(loaded, max(1, world // max(1, template.nodes)))
+            elastic.check(loaded, world, max(1, world // max(1, template.nodes)))
     except ConfigError as problem:
         return problem
     return None
