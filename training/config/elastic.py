@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from training.config.base import ConfigError, divisor_near
 from training.config.config import Config
+from training.config.job import Nodes
 
 
 def check(config: Config, world: int, per_node: int) -> None:
@@ -12,27 +13,32 @@ def check(config: Config, world: int, per_node: int) -> None:
     Raises:
         ConfigError: names the key that does not fit, and the nearest value that works.
     """
-    tensor, bounds = config.parallel.tensor, config.nodes
+    tensor = config.parallel.tensor
     if per_node % tensor:
         raise ConfigError(
             f"parallel.tensor {tensor} does not divide the {per_node} ranks of a node; "
             f"nearest value: {divisor_near(per_node, tensor)}"
         )
-    for size in range(bounds.min, bounds.max + 1) if bounds else ():
+    if config.nodes is not None:
+        _check_bounds(config, config.nodes, per_node)
+    config.accumulation(world)
+    part, shards = config.parallel.reshard_after_forward, _shards(config, world, per_node)
+    if type(part) is int and not _is_part(part, shards):
+        near = divisor_near(shards, min(part, shards - 1)) if shards > 1 else 1
+        raise ConfigError(
+            f"parallel.reshard_after_forward is {part}, but {shards} ranks share the model, and a part must be a "
+            f"divisor between 1 and {shards}; nearest value: {near if near > 1 else 'true'}"
+        )
+
+
+def _check_bounds(config: Config, bounds: Nodes, per_node: int) -> None:
+    for size in range(bounds.min, bounds.max + 1):
         reason = _why_not(config, size * per_node, per_node)
         if reason and size > bounds.min:
             _refuse("max", bounds.max, size, reason, size - 1)
         if reason:
             near = [one for one in range(1, bounds.max + 1) if not _why_not(config, one * per_node, per_node)]
             _refuse("min", size, size, reason, min(near, key=lambda one: abs(one - size), default=None))
-    config.accumulation(world)
-    part, shards = config.parallel.reshard_after_forward, _shards(config, world, per_node)
-    if not _is_part(part, shards):
-        near = divisor_near(shards, min(part, shards - 1)) if shards > 1 else 1
-        raise ConfigError(
-            f"parallel.reshard_after_forward is {part}, but {shards} ranks share the model, and a part must be a "
-            f"divisor between 1 and {shards}; nearest value: {near if near > 1 else 'true'}"
-        )
 
 
 def _refuse(key: str, value: int, size: int, reason: str, nearest: int | None) -> None:
@@ -49,7 +55,9 @@ def _why_not(config: Config, world: int, per_node: int) -> str:
     except ConfigError:
         return f"train.global_batch_size {batch} has no micro batches of {micro} for {world // tensor} ranks to share"
     part, shards = config.parallel.reshard_after_forward, _shards(config, world, per_node)
-    return "" if _is_part(part, shards) else f"parallel.reshard_after_forward {part} is not a part of {shards} ranks"
+    if type(part) is not int or _is_part(part, shards):
+        return ""
+    return f"parallel.reshard_after_forward {part} is not a part of {shards} ranks"
 
 
 def _shards(config: Config, world: int, per_node: int) -> int:
@@ -57,6 +65,6 @@ def _shards(config: Config, world: int, per_node: int) -> int:
     return (per_node if config.parallel.sharding == "hsdp" else world) // config.parallel.tensor
 
 
-def _is_part(part: str | bool | int, shards: int) -> bool:
+def _is_part(part: int, shards: int) -> bool:
     """Whether so many of the ranks can hold a block together: not 3 of 8."""
-    return type(part) is not int or (1 < part < shards and shards % part == 0)
+    return 1 < part < shards and shards % part == 0
