@@ -251,6 +251,10 @@ def test_products_in_common_are_refused_where_they_do_not_work(overrides: tuple[
         (("device.type=neuron", "device.compile=on"), "device.compile is on, but Neuron compiles .*: off"),
         (("device.type=neuron", "parallel.sharding=fsdp"), "parallel.sharding is fsdp, but Neuron has .*: ddp"),
         (("device.type=neuron", "parallel.activation_checkpointing=selective"), "is selective, but Neuron .*: full"),
+        (
+            ("model.attention_dropout=0.1", "device.attention=flex_attention"),
+            "flex_attention, which has no dropout, .*sd",
+        ),
         (("device.compile=off", "parallel.activation_checkpointing=budget:0.5"), "blocks are not compiled; .*: selec"),
         (
             ("device.type=cpu", "device.float8=rowwise"),

@@ -17,6 +17,7 @@ import torch
 from training.config import Config, ConfigError, apply_override, load_texts
 from training.device import card_peak, cpu_threads, resolve
 from training.device.cpu import fastest_format
+from training.device.cuda import resolve_cuda
 from training.distributed.ranks import Ranks
 from training.trainer.parallelize import Parallel
 
@@ -109,6 +110,16 @@ def test_plain_attention_up_to_512_tokens_on_a_cpu_that_compiles(
 ) -> None:
     config = _resolved(texts, f"sequence_length={length}", f"device.compile={compiled}", "device.attention=auto")
     assert resolve(config).attention == attention
+
+
+@pytest.mark.parametrize(("dropout", "attention"), [("0.0", "flex_attention"), ("0.1", "sdpa")])
+def test_a_card_has_attention_with_dropout(
+    texts: Texts, monkeypatch: pytest.MonkeyPatch, dropout: str, attention: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
+    given = ("device.attention=auto", "device.precision=fp32", f"model.attention_dropout={dropout}")
+    assert resolve_cuda(_resolved(texts, *given)).attention == attention
 
 
 def test_bert_has_plain_attention_and_refuses_blocks(compiler: None) -> None:

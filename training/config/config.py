@@ -20,6 +20,7 @@ from training.config.train import Sample, Train
 
 PRETRAIN, FINETUNE, BERT = "training.pretrain", "training.finetune", "training.bert"
 
+MASK = "[MASK]"  # a word for BERT to fill in
 TENSOR_FAMILIES = ("llama", "mistral", "qwen2")  # whose products split by heads and rows without further sums
 
 
@@ -108,6 +109,9 @@ class Config(Section):
                 f"sequence_length {self.sequence_length} is above model.bert.max_position_embeddings "
                 f"{bert.max_position_embeddings}",
             )
+        unmasked = [] if bert is None else [one for one in self.sample.prompts if MASK not in one]
+        if unmasked:
+            raise wrong("sample.prompts", f"sample.prompts: BERT fills in words, but {unmasked[0]!r} has no {MASK}")
         if bert is not None and not self.data.document_mask:
             raise wrong(
                 "data.document_mask", "data.document_mask false is not for architecture bert; nearest value: true"
@@ -217,6 +221,8 @@ class Config(Section):
         for key, near, refused, reason in (
             ("device.attention", "eager", neuron and device.attention not in ("auto", "eager"),
              "but Neuron's compiler fuses plain attention only"),
+            ("device.attention", "sdpa", device.attention == "flex_attention" and self.model.attention_dropout > 0,
+             "which has no dropout, but model.attention_dropout is above 0"),
             ("device.compile", "off", neuron and device.compile == "on", whole),
             ("model.num_local_experts", "none", neuron and experts, "but Neuron has no layers with experts"),
             ("parallel.sharding", "ddp", neuron and parallel.sharded, "but Neuron has whole replicas only"),

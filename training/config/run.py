@@ -24,9 +24,10 @@ class Device(Section):
     are Intel's, AVX512-BF16."""
 
     attention: Literal["auto", "eager", "blocks", "sdpa", "flex_attention"] = "auto"
-    """The implementation of attention; `auto` is flex_attention on cuda (sdpa for BERT and where nothing but the order
-    of tokens is masked), eager on neuron, and on cpu sdpa, but blocks (eager for BERT) where layers are compiled up to
-    512 tokens. `blocks` is eager without the products of queries with the blocks of keys that follow them."""
+    """The implementation of attention; `auto` is flex_attention on cuda (sdpa for BERT, with attention_dropout,
+    and where nothing but the order of tokens is masked), eager on neuron, and on cpu sdpa, but blocks (eager for BERT)
+    where layers are compiled up to 512 tokens. `blocks` is eager without the products of queries with the blocks of
+    keys that follow them."""
 
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether torch compiles the model's layers; `auto` is on for cuda, off for neuron, which compiles whole graphs

@@ -90,9 +90,8 @@ def resolve_cuda(config: Config) -> Cuda:
     if wanted == "auto":
         wanted = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     if attention == "auto":
-        # BERT has dropout in attention, which flex_attention does not support.
         plain = config.model.bert is not None or config.plainly_causal
-        attention = "sdpa" if plain else "flex_attention"
+        attention = "sdpa" if plain or config.model.attention_dropout else "flex_attention"  # which has no dropout
     compiles = config.device.compile != "off"
     reason = "cuda" if compiles else "device.compile is off"
     return Cuda(torch.device("cuda", local_rank), wanted, attention, compiles, reason)
