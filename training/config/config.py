@@ -71,10 +71,12 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _micro_batch(self) -> Self:
-        if self.train.global_batch_size % self.parallel.micro_batch_size:
-            raise ValueError(
-                f"train.global_batch_size {self.train.global_batch_size} is not a multiple of "
-                f"parallel.micro_batch_size {self.parallel.micro_batch_size}"
+        batch, micro = self.train.global_batch_size, self.parallel.micro_batch_size
+        if batch % micro:
+            raise wrong(
+                "parallel.micro_batch_size",
+                f"train.global_batch_size {batch} is not a multiple of parallel.micro_batch_size {micro}; "
+                f"nearest value: {divisor_near(batch, micro)}",
             )
         return self
 

@@ -180,7 +180,8 @@ def _section(loc: tuple[Any, ...]) -> Any:
 
 
 def _nearest(part: str, section: Any, prefix: list[str]) -> str:
-    close = difflib.get_close_matches(part, list(section.model_fields), n=1, cutoff=0.6)
+    initials = [key for key in section.model_fields if part == "".join(word[0] for word in key.split("_"))]  # lr
+    close = initials or difflib.get_close_matches(part, list(section.model_fields), n=1, cutoff=0.6)
     if close:
         return f"; did you mean {'.'.join([*prefix, close[0]])}?"
     elsewhere = [
@@ -226,6 +227,8 @@ def _candidate(error: ErrorDetails, loc: tuple[Any, ...]) -> Any:
         return int(said[1]) if said else None
     if kind == "bool" and (word := str(error["input"]).lower()) in _WORDS:
         return _WORDS[word]
+    if kind == "literal" and isinstance(error["input"], bool) and "'on'" in limits["expected"]:
+        return "on" if error["input"] else "off"
     if kind in ("int", "float"):
         with contextlib.suppress(ValueError, TypeError, OverflowError):
             return round(float(error["input"])) if kind == "int" else float(error["input"])
@@ -363,7 +366,7 @@ def _message(
         options = [
             o.strip("'") for o in str(error.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")
         ]
-        close = difflib.get_close_matches(error["input"], options, n=1)
+        close = difflib.get_close_matches(error["input"].lower(), options, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         if key == "model.architecture" and not close:
             hint = "; to add a family, see docs/extending.md#a-family"

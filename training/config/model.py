@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from training.config.base import Count, Fraction, NotNegative, Positive, Section, with_tuple, wrong
+from training.config.base import Count, Fraction, NotNegative, Positive, Section, divisor_near, with_tuple, wrong
 from training.config.families import FAMILIES, LINEARS, MODULES, OPTIONAL, Family
 
 # The names are the registry's; mypy knows them as text.
@@ -194,7 +194,8 @@ class Model(Section):
     def _heads(self) -> Self:
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}; "
+                f"nearest value: {divisor_near(self.hidden_size, self.num_attention_heads)}"
             )
         if self.architecture != "bert" and self.head_size % 2:
             said = "head_dim" if self.head_dim else "hidden_size / num_attention_heads"
@@ -206,7 +207,8 @@ class Model(Section):
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}"
+                f"num_key_value_heads {self.num_key_value_heads}; "
+                f"nearest value: {divisor_near(self.num_attention_heads, self.num_key_value_heads)}"
             )
         return self
 
