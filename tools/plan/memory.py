@@ -172,8 +172,7 @@ class _Need:
     @property
     def _table(self) -> int:
         """Parameters that ranks of `tensor` do not divide: the trainer's table of tokens."""
-        undivided = self.layout.tensor > 1 and not self.layout.sequence
-        return self.shape.vocab * self.shape.hidden if undivided else 0
+        return self.shape.vocab * self.shape.hidden if self.layout.tensor > 1 and not self.layout.sequence else 0
 
     @property
     def _outer(self) -> int:

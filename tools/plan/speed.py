@@ -213,8 +213,7 @@ class Clock:
         return LOGIT[self.layout.kernels] * logits / self._bandwidth
 
     def _weights(self) -> float:
-        share = WEIGHT if self.layout.trained is None else HALF * 2
-        return share * self._held / self._bandwidth
+        return (WEIGHT if self.layout.trained is None else HALF * 2) * self._held / self._bandwidth
 
     def _optimizer(self) -> float:
         return OPTIMIZER * self._trained / self.layout.state_ranks / self._bandwidth + self._calls
