@@ -75,17 +75,56 @@ def test_replicas_of_parts_are_compared_by_part() -> None:
     assert "ranks 1 and 3" in found.evidence[0]
 
 
-def test_a_stream_that_all_ranks_read_in_other_orders_is_named() -> None:
-    """The ranks share a few samples at the beginning, and most of them at the end."""
+def _read(rows: Callable[[int], list[str]], length: int | None = None, size: int = 8) -> Verdict:
+    """Return the verdict on claim 3 where each rank reads these rows: by a loop of its own, or by a DataLoader.
 
-    def shuffled(runs: Runs) -> None:
-        for number, one in enumerate(runs["whole"].ranks):
-            for event in one.of(Batch):
-                first = event.step * 2
-                event.rows = [f"row{(at * (5 + 2 * number) + number * 11) % 24}" for at in (first, first + 1)]
-                event.passes, event.indices = None, []
+    Each iteration over the DataLoader has `length` samples and comes to an end.
+    """
 
-    assert judge("data", changed(shuffled)).details["findings"] == ["shared-samples"]
+    def change(runs: Runs) -> None:
+        for one in runs["whole"].ranks:
+            read = rows(one.rank)
+            for batch in one.batches:
+                at = batch.step * size
+                batch.rows, batch.digest = read[at : at + size], f"{one.rank} {batch.step}"
+                batch.passes, batch.indices, batch.dataset = None, [], ""
+                batch.iteration = at // length if length else None
+            one.events += [Ended(number) for number in range(made.STEPS * size // length - 1 if length else 0)]
+
+    return judge("data", changed(change))
+
+
+def _draws(draw: random.Random, samples: int) -> list[str]:
+    return [f"row{draw.randrange(samples)}" for _ in range(99)]
+
+
+def _passes(draw: random.Random, samples: int) -> list[str]:
+    return [f"row{at}" for _ in range(9) for at in draw.sample(range(samples), samples)]
+
+
+def _shards(draw: random.Random, shards: int) -> list[str]:
+    return [f"row{shard}.{at}" for shard in draw.choices(range(shards), k=12) for at in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "samples", "length", "states"),
+    [
+        (_draws, 12, None, {State.PASS, State.CANNOT_TELL}), (_draws, 40, None, {State.PASS}),
+        (_passes, 24, None, {State.CANNOT_TELL}), (_passes, 90, None, {State.CANNOT_TELL}),
+        (_shards, 12, 16, {State.PASS}), (_passes, 24, 24, {State.FAIL}),
+    ],
+    ids=["few draws", "draws", "own orders", "one pass", "shards of short passes", "passes with an end"],
+)  # fmt: skip
+def test_samples_that_are_drawn_may_be_shared(
+    rows: Callable[[random.Random, int], list[str]], samples: int, length: int | None, states: set[State]
+) -> None:
+    """Ranks that draw share most samples only by chance. A loop without a DataLoader does not tell its end."""
+    of_seed = (lambda rank, seed=seed: rows(random.Random(99 * seed + rank), samples) for seed in range(20))
+    assert {_read(of_rank, length).state for of_rank in of_seed} <= states
+
+
+def test_one_order_is_no_order_of_its_own() -> None:
+    assert _read(lambda _: _passes(random.Random(1), 24)).details["findings"] == ["shared-samples"]
 
 
 def own_shuffles(runs: Runs) -> None:

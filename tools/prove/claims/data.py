@@ -11,9 +11,11 @@ from training.prove.records import Ended, Fetched, Peers
 
 MOST = 0.5  # share of the samples that two ranks have in common, from which it is not an accident
 Passes = dict[int | None, list[str]]
+MOSTLY = 0.75  # of the samples behind the end of a pass that all ranks divide
 WINDOW = 8  # samples
 FEWEST_ROWS = 4  # of a pass whose order is compared
 NO_END = "right only if it has no end, and none was seen"
+DRAWN = 0.2  # share of the samples that are new after as many as there are, from which on they are drawn
 REPEATED = 0.1  # share of a rank's samples in one pass, from which on a sampler repeats samples on purpose
 
 
@@ -66,11 +68,15 @@ def _equal(ranks: list[Rank]) -> tuple[int, int]:
 
 def _ranks(readers: list[Rank], named: Naming) -> tuple[list[Finding], list[str]]:
     evidence = []
-    read = {rank.rank: _named(rank, named) for rank in readers}
+    ended = [_ended(rank) for rank in readers]
+    told = None not in ended  # where the first pass of a stream ends
+    read = {rank.rank: _named(rank, named, only if told else None) for rank, only in zip(readers, ended, strict=True)}
     if not set.intersection(*(set(passes) for passes in read.values())):  # passes are known on some ranks only
         read = {rank: {None: list(itertools.chain(*passes.values()))} for rank, passes in read.items()}
     known = all(batch.indices for rank in readers for batch in rank.batches)  # content alone may come twice
-    for number in {number for passes in read.values() for number in passes if number is None or known}:
+    for number in {
+        number for passes in read.values() for number in passes if (known if number is not None else not told)
+    }:
         _cut(read.values(), number)
     begun = _begun(readers, named)
     for left, right in itertools.combinations(readers, 2):
@@ -90,11 +96,22 @@ def _ranks(readers: list[Rank], named: Naming) -> tuple[list[Finding], list[str]
     return [], evidence[:4]
 
 
-def _named(rank: Rank, named: Naming) -> Passes:
-    """Return the samples of each pass; a stream is one pass. A script may call its model twice with one batch."""
+def _ended(rank: Rank) -> int | None:
+    """Return the first iteration over a stream that the model has, if its end was seen."""
+    first = next((batch.iteration for batch in rank.batches if batch.iteration is not None), None)
+    return first if any(event.iteration == first for event in rank.of(Ended)) else None
+
+
+def _named(rank: Rank, named: Naming, only: int | None = None) -> Passes:
+    """Return the samples of each pass; a stream, or `only` one iteration over it, is one pass.
+
+    A script may call its model twice with one batch.
+    """
     found: Passes = defaultdict(list)
     last: tuple[str, list[str]] = ("", [])
     for batch in rank.batches:
+        if only is not None and batch.iteration not in (None, only):
+            continue
         at = batch.dataset, batch.indices
         if not batch.indices or at != last:
             found[batch.passes].extend(named(batch))
@@ -127,9 +144,10 @@ def _repeats(rows: list[str]) -> int:
 def _drawn(ranks: Iterable[Rank], named: Naming) -> State:
     """Return what it means if ranks share most samples of a stream, and each reads them in an order of its own.
 
-    It is right if the stream has no end, or draws samples with replacement: they come again within one iteration.
+    It is right if the stream has no end, or draws samples: they come again within one iteration, or before all were
+    read. Without a DataLoader no end can be seen.
     """
-    streams: list[list[str]] = []
+    streams = []
     for rank in ranks:
         rows = defaultdict[int | None, list[str]](list)
         last = ""
@@ -137,12 +155,26 @@ def _drawn(ranks: Iterable[Rank], named: Naming) -> State:
             if batch.digest != last:  # the model may have a batch twice
                 rows[batch.iteration].extend(named(batch))
             last = batch.digest
-        if None in rows:  # not from a DataLoader: no end can be seen
-            return State.FAIL
-        streams += rows.values()
-    if any(_before_repeats(rows) < len(rows) for rows in streams):
+        streams.append(rows)
+    first, *others = ([row for rows in one.values() for row in rows] for one in streams)
+    if any(first[: len(other)] == other[: len(first)] for other in others):
+        return State.FAIL  # one order
+    iterations = (rows for one in streams for number, rows in one.items() if number is not None)
+    if any(_before_repeats(rows) < len(rows) for rows in iterations) or all(map(_draws, streams)):
         return State.PASS
-    return State.FAIL if any(rank.of(Ended) for rank in ranks) else State.CANNOT_TELL
+    blind = any(None in one for one in streams)
+    return State.FAIL if not blind and any(rank.of(Ended) for rank in ranks) else State.CANNOT_TELL
+
+
+def _draws(stream: dict[int | None, list[str]]) -> bool:
+    """Return whether a rank has not read all of its samples when it begins again: passes over a data set would."""
+    first, *others = stream.values()
+    rest = list(itertools.chain(*others))
+    if None in stream:
+        rows = [*first, *rest]
+        length = len(set(rows))
+        first, rest = rows[:length], list(set(rows))
+    return sum(row not in set(first) for row in rest) > DRAWN * len(rest)
 
 
 def _shared(
@@ -175,15 +207,15 @@ def _shared(
 def _first_pass(streams: list[list[str]]) -> int:
     """Return how many samples each rank reads in the first pass of a stream, which does not say where it ends.
 
-    A pass ends where half of what follows was read before: by all ranks together, if no sample came twice until then,
-    or else by one rank itself.
+    A pass ends where what follows was read before: most of it by all ranks together, if no sample came twice until
+    then, or else half of it by one rank itself.
     """
     together = [row for place in zip(*streams, strict=False) for row in place]
     world, seen = len(streams), set[str]()
     for place, row in enumerate(together):
         if row in seen:
             length = place // world
-            if length >= WINDOW // 2 and _known(together[length * world :][: WINDOW * world], seen):
+            if length >= WINDOW // 2 and _known(together[length * world :][: WINDOW * world], seen, MOSTLY):
                 return length
             break
         seen.add(row)
@@ -200,8 +232,8 @@ def _before_repeats(rows: list[str], window: int = WINDOW) -> int:
     return len(rows)
 
 
-def _known(rows: list[str], seen: set[str]) -> bool:
-    return sum(row in seen for row in rows) * 2 >= len(rows)
+def _known(rows: list[str], seen: set[str], share: float = 0.5) -> bool:
+    return sum(row in seen for row in rows) >= share * len(rows)
 
 
 def _order(readers: list[Rank]) -> list[Finding]:
