@@ -127,6 +127,21 @@ def test_one_order_is_no_order_of_its_own() -> None:
     assert _read(lambda _: _passes(random.Random(1), 24)).details["findings"] == ["shared-samples"]
 
 
+@pytest.mark.parametrize("numbers", [True, False])
+def test_samples_that_nothing_tells_apart_are_unknown(numbers: bool) -> None:
+    """Single whole numbers without places, or values that change at random in data sets of the ranks' own."""
+
+    def alike(runs: Runs) -> None:
+        for one in runs["whole"].ranks:
+            for batch in one.batches:
+                batch.dataset, batch.digest = f"copy {one.rank}", f"{one.rank} {batch.step}"
+                batch.rows = [] if numbers else [f"{one.rank} {batch.step} {index}" for index in batch.indices]
+                batch.indices = [] if numbers else batch.indices
+
+    verdict = judge("data", changed(alike))
+    assert (verdict.state, "cannot be told apart" in verdict.summary) == (State.CANNOT_TELL, True)
+
+
 def own_shuffles(runs: Runs) -> None:
     """Let each rank read all samples in the order of a copy that it has shuffled."""
     for one in runs["whole"].ranks:

@@ -276,13 +276,14 @@ def naming(ranks: Iterable[Rank]) -> Naming:
 
     Values that change at random, and single whole numbers, which have no digest, leave the places. A place means the
     same on two ranks only if both know the places and read one data set: each may have shuffled a copy of its own.
+    Samples that only such places would tell apart have no names.
     """
     readers = [rank for rank in ranks if rank.batches]
-    if at_random(readers) or not any(batch.rows for rank in readers for batch in rank.batches):
-        return places
     sets = [{batch.dataset for batch in rank.batches} for rank in readers]
     told = {any(batch.indices for batch in rank.batches) for rank in readers}
     one = len(told) == 1 and all(left & right for left, right in itertools.combinations(sets, 2))
+    if at_random(readers) or not any(batch.rows for rank in readers for batch in rank.batches):
+        return places if one else lambda _: []
     return samples if one else lambda batch: batch.rows
 
 

@@ -14,6 +14,7 @@ Passes = dict[int | None, list[str]]
 MOSTLY = 0.75  # of the samples behind the end of a pass that all ranks divide
 WINDOW = 8  # samples
 FEWEST_ROWS = 4  # of a pass whose order is compared
+UNLIKE = "the samples of the ranks cannot be told apart: they are single whole numbers, or their values are random"
 NO_END = "right only if it has no end, and none was seen"
 DRAWN = 0.2  # share of the samples that are new after as many as there are, from which on they are drawn
 REPEATED = 0.1  # share of a rank's samples in one pass, from which on a sampler repeats samples on purpose
@@ -181,7 +182,7 @@ def _shared(
     mine: Passes, theirs: Passes, who: str, world: int, known: bool, begun: dict[int | None, set[str]], drawn: State
 ) -> tuple[Finding | None, str]:
     """Count the samples that two ranks share within one pass. A sampler may pad by world - 1 samples."""
-    text = f"{who}: no samples to compare"
+    text = ""
     for number in sorted(mine.keys() & theirs.keys(), key=lambda one: -1 if one is None else one):
         one, other = mine[number], theirs[number]
         fewer = min(len(set(one)), len(set(other)))
@@ -201,6 +202,8 @@ def _shared(
         inner = len((set(one) & set(other)) - begun[number])
         if number is not None and inner > world - 1 + repeated:
             return warned("shared-samples", "ranks share samples within one pass", text), text
+    if not any(mine.values()) or not any(theirs.values()):
+        return unknown(UNLIKE, f"{who}: no samples to compare"), ""
     return None, text
 
 
