@@ -111,6 +111,10 @@ def test_a_launcher_does_not_start_failed_ranks_again(option: str, work: Path) -
         (["torchrun", "--nproc-per-node=1", "train.py"], ["torchrun", "--nproc-per-node=3", "train.py"]),
         (["accelerate", "launch", "train.py"], ["accelerate", "launch", "--num_processes", "3", "train.py"]),
         (["python", "train.py"], ["python", "-m", "torch.distributed.run", "--nproc-per-node", "3", "train.py"]),
+        (
+            ["python", "-u", "-m", "pkg.train", "--lr", "3"],
+            ["python", "-u", "-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "pkg.train", "--lr", "3"],
+        ),
     ],
 )
 def test_nproc_sets_the_ranks(words: list[str], started: list[str], work: Path) -> None:
@@ -125,6 +129,30 @@ def test_nodes_meet_by_variables(work: Path) -> None:
     assert made.starts[0].command == ["torchrun", "--nproc-per-node", "1", "train.py"]
     with pytest.raises(UserError, match="--nodes 2: python is not a launcher"):
         planned(["python", "train.py"], work, nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "said", "hint"),
+    [
+        ("torchrun --nnodes=2 train.py", {}, "--nnodes 2: one node is started", "yard prove --nodes 2"),
+        (
+            "CUDA_VISIBLE_DEVICES=0 torchrun train.py",
+            {},
+            "is a variable, not a program",
+            "--env CUDA_VISIBLE_DEVICES=0",
+        ),
+        ("trian.py", {}, "trian.py: no such program", "did you mean train.py?"),
+        ("mpirun -n 2 python train.py", {}, "mpirun: no such program", "torchrun train.py"),
+        ("python train.py", {"resume": "torchrn train.py"}, "torchrn: no such program", "torchrun train.py"),
+        ("python train.py", {"resume": "python trian.py"}, "trian.py: no such file", "did you mean train.py?"),
+    ],
+)
+def test_a_command_that_cannot_start_is_refused_at_once(
+    words: str, options: dict[str, Any], said: str, hint: str, work: Path
+) -> None:
+    with pytest.raises(UserError, match=said) as refused:
+        planned(words.split(), work, **options)
+    assert hint in str(refused.value.hint)
 
 
 def test_options_of_a_plan(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +244,17 @@ def test_exit_codes(state: State, code: int, strict: int, proven: list[run.Resul
     proven[0] = result(state)
     assert called("--only", "trains").return_value == code
     assert called("--only", "trains", "--strict").return_value == strict
+
+
+def test_a_script_is_not_taken_for_a_cell(proven: list[run.Result], work: Path) -> None:
+    (work / "there").mkdir()
+    (work / "there/start").write_text("#!/bin/sh\n", encoding="utf-8")
+    (work / "there/start").chmod(0o755)
+    assert started("--only", "trains", "--workdir", "there", "./start").return_value == 0
+    for words, said in ((("--workdir", "there", "start"), "is a script"), (("trian.py",), "no such program")):
+        refused = started("--only", "trains", *words)
+        assert isinstance(refused.exception, UserError)
+        assert said in refused.exception.message
 
 
 def test_the_command_of_a_file_needs_a_yes(proven: list[run.Result], work: Path) -> None:

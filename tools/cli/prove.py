@@ -102,8 +102,7 @@ def _subject(
         raise UserError("give -f FILE, a CELL or a COMMAND: only one of them")
     if file is None and not words:
         raise UserError("nothing to prove", "yard prove -- torchrun --nproc-per-node 2 train.py")
-    is_cell = len(words) == 1 and shutil.which(words[0]) is None and not Path(words[0]).is_file()
-    if file is None and not is_cell:
+    if file is None and (workdir is not None or not _is_cell(words)):
         place = (workdir or Path.cwd()).resolve()
         subject = trials.of_command(words, place, knobs, options)
         return subject, proofs.program(subject.command, place)
@@ -115,6 +114,12 @@ def _subject(
         _agree(manifests)
     subject = trials.of_manifests(manifests, words or ("-f", str(file)), renamed, options)
     return subject, _program(manifests, subject)
+
+
+def _is_cell(words: Sequence[str]) -> bool:
+    """Return whether these words name a cell, and not a command. A file that is missing may have been a script."""
+    path = Path(words[0])
+    return len(words) == 1 and path.suffix not in (".py", ".sh") and not path.is_file() and not shutil.which(path)
 
 
 def _in_cluster(

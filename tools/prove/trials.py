@@ -27,6 +27,7 @@ ALLOWED = re.compile(
 )
 NPROC = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)")
 EXAMPLE = "for example: torchrun --nproc-per-node 2 …"
+NODES = re.compile("--nnodes")
 RESTARTS = re.compile(r"--max[-_]restarts")
 ONE_NODE = re.compile(
     r"--(?:standalone|nnodes|node[-_]rank|master[-_]addr|master[-_]port|rdzv[-_](?:endpoint|backend|id))"
@@ -93,6 +94,7 @@ def of_command(words: Sequence[str], workdir: Path, knobs: Knobs, options: Optio
         variables["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, variables["PYTHONPATH"].split(os.pathsep)))
     variables.update(given(options.env))
     _check(command, workdir, variables)
+    _check(again_of(command, options), workdir, variables)
     keep = [(workdir / text).resolve() for text in options.keep] or [workdir]  # a view does not follow links
     for text in options.keep:
         if (workdir / text).is_file():
@@ -216,13 +218,20 @@ def _with_nproc(command: list[str], number: int | None) -> list[str]:
         return [*command[:here], "--num_processes", str(number), *rest]
     if launcher and launcher != "python":
         return [*command[:here], "--nproc-per-node", str(number), *rest]
-    if launcher == "python" and rest and rest[0].endswith(".py"):
-        return [command[0], "-m", "torch.distributed.run", "--nproc-per-node", str(number), *rest]
+    started = _started(command)
+    flags = command[: len(command) - len(started)]
+    if launcher == "python" and [*flags, *started] == command and started[0].endswith((".py", "-m")):
+        return [*flags, "-m", "torch.distributed.run", "--nproc-per-node", str(number), *started]
     raise UserError(f"--nproc {number}: {command[0]} is not a launcher", EXAMPLE)
 
 
 def _with_nodes(command: list[str], number: int | None) -> list[str]:
-    """Leave the nodes' meeting place to the runner, which gives it by variables."""
+    """Leave the nodes' meeting place to the runner, which gives it by variables. Raises UserError for other nodes."""
+    _, named = _option(command, NODES)
+    if number is None and named.isdigit() and int(named) > 1:
+        raise UserError(
+            f"--nnodes {named}: one node is started, which waits for the others", f"yard prove --nodes {named}"
+        )
     if number is None or number == 1:
         return command
     launcher, rest = launchers.kind(command)
@@ -264,12 +273,15 @@ def again_of(command: list[str], options: Options) -> list[str]:
 def _check(command: Sequence[str], workdir: Path, variables: Mapping[str, str]) -> None:
     """Raise UserError for a program or script that is not there."""
     program = command[0]
+    if re.fullmatch(r"[A-Za-z_]\w*=.*", program, re.DOTALL):
+        raise UserError(f"{program}: is a variable, not a program", f"yard prove --env {program} -- COMMAND")
     is_file = (workdir / program).is_file()
     on_path = shutil.which(program, path=variables.get("PATH")) is not None
     if is_file and not on_path and "/" not in program:
         raise UserError(f"{program}: is a script, not a program", f"yard prove -- python {program}")
     if not is_file and not on_path:
-        raise UserError(f"{program}: no such program", "the command is what you would type: torchrun train.py")
+        near = repo.did_you_mean(program, [path.name for path in workdir.glob("*.py") if program.endswith(".py")])
+        raise UserError(f"{program}: no such program", near or "the command is what you would type: torchrun train.py")
     if "/" in program and not os.access(workdir / program, os.X_OK):
         raise UserError(f"{program}: cannot be executed", f"python {program}" if program.endswith(".py") else None)
     script = next(iter(_started(command)), "")
