@@ -370,6 +370,22 @@ def test_one_rank_alone() -> None:
     assert judge("world", proof).state is State.PASS
     proof.asked = 2  # accelerate without a GPU
     assert judge("world", proof).state is State.CANNOT_TELL
+    every(proof.runs["whole"], Step, (0,), random={"cuda": "r0"})  # and on a machine with one
+    assert judge("world", proof).state is State.PASS
+
+
+@pytest.mark.parametrize(
+    ("asked", "group", "state"), [(0, True, State.CANNOT_TELL), (0, False, State.PASS), (1, True, State.PASS)]
+)
+def test_a_rank_for_each_device_of_the_stand_in_is_no_world(asked: int, group: bool, state: State) -> None:
+    """A script that spawns its ranks, one for each device, trains on one rank there. A launcher may ask for one."""
+    proof = healthy()
+    whole = proof.runs["whole"]
+    whole.ranks, proof.asked = [rank(0, world=1)], asked
+    every(whole, Begin, (0,), stand_in=True)
+    if not group:
+        without(whole, World)
+    assert judge("world", proof).state is state
 
 
 def test_the_stand_in_is_said_in_each_verdict() -> None:

@@ -11,6 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from tests.prove.made import changed, every, healthy
 from tests.prove.test_guide import JOB
 from tools import cli
 from tools.cells.knobs import Knobs
@@ -21,6 +22,8 @@ from tools.prove import run, trials
 from tools.prove.claims import NAMES
 from tools.prove.observed import TABLE
 from tools.prove.trials import Options
+from training.prove import plan as plans
+from training.prove.records import Step
 
 TORCHRUN = ["torchrun", "--nproc-per-node", "2", "train.py", "--nproc-per-node", "9"]
 
@@ -118,8 +121,49 @@ def test_a_launcher_does_not_start_failed_ranks_again(option: str, work: Path) -
     ],
 )
 def test_nproc_sets_the_ranks(words: list[str], started: list[str], work: Path) -> None:
-    assert trials.asked(started) == 3
-    assert planned(words, work, nproc=3).starts[0].command == started
+    made = planned(words, work, nproc=3)
+    assert (made.starts[0].command, trials.asked(made)) == (started, 3)
+
+
+@pytest.mark.parametrize(
+    ("command", "ranks"),
+    [
+        ("python train.py", 0), ("torchrun train.py", 1), ("torchrun --nproc-per-node=gpu train.py", 2),
+        ("accelerate launch train.py", 2), ("accelerate launch --config_file four.yaml train.py", 4),
+        ("accelerate launch --config_file four.yaml --num_processes 1 train.py", 1),
+        ("accelerate launch --config_file none.yaml train.py", 2),
+    ],
+)  # fmt: skip
+def test_what_a_command_asks_for(command: str, ranks: int, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(work / "cache"))
+    (work / "four.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 4\n", encoding="utf-8")
+    assert trials.asked(planned(command.split(), work)) == ranks
+
+
+def test_processes_that_accelerate_leaves_alone_are_started_with_the_stand_in(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only if they then form one world: with `--cpu` they do not."""
+    alone, together = (
+        changed(lambda runs: every(runs["whole"], Step, collectives=0)).run("whole"),
+        healthy().run("whole"),
+    )
+    started: list[plans.Plan] = []
+
+    def carry_out(made: plans.Plan, out: Path, _: int) -> None:
+        (out / "whole").mkdir()
+        started.append(made)
+
+    monkeypatch.setattr(run, "_carry_out", carry_out)
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    for number, (found, stand_in) in enumerate(((together, True), (alone, False))):
+        monkeypatch.setattr("tools.prove.observed.read", lambda *_, found=found: found)
+        (work / f"{number}/whole").mkdir(parents=True)
+        made = plans.Plan([plans.Start("whole", [1], ["accelerate", "launch", "t.py"])], str(work), {}, 30)
+        assert run._wants_cuda(alone, made)
+        assert not run._wants_cuda(together, made)
+        assert run._on_stand_in(made, alone, work / str(number))[0].stand_in is stand_in
+    assert started[0].variables == {"LOCAL_WORLD_SIZE": "2"}
 
 
 def test_nodes_meet_by_variables(work: Path) -> None:

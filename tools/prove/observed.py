@@ -218,7 +218,7 @@ class Proof:
     steps: int
     grace: float = 30.0
     notes: dict[str, str] = field(default_factory=dict)  # start -> why it was not planned
-    asked: int = 1  # the ranks of a node that the command names
+    asked: int = 1  # the ranks of a node that the command names; 0 without a launcher
     resume: bool = False  # a restart has a command of its own
     stand_in: Run | None = None  # the run that took no step with the stand-in for CUDA either
 

@@ -16,6 +16,7 @@ from tools.core import UserError, Verdict, output
 from tools.prove import claims, observed, trials
 from tools.prove.observed import TABLE, Proof, Run
 from tools.prove.trials import Options, Subject
+from tools.simulator import launchers
 from training.prove import plan as plans
 from training.prove.plan import Plan
 
@@ -42,7 +43,7 @@ def prove(subject: Subject, options: Options, out: Path) -> Result:
     begun = time.monotonic()
     _carry_out(trials.first(made), out, len(made.starts))
     whole = observed.read("whole", out / "whole")
-    if _wants_cuda(whole):
+    if _wants_cuda(whole, made):
         made, whole = _on_stand_in(made, whole, out)
     if whole.trained:
         _carry_out(made, out, len(made.starts))
@@ -53,7 +54,7 @@ def judged(made: Plan, notes: dict[str, str], options: Options, out: Path, secon
     """Return what the records in `out` prove. `notes` say why starts are not in the plan."""
     whole = observed.read("whole", out / "whole")
     runs = {name: observed.read(name, out / name) for name in TABLE["starts"]}
-    asked = trials.asked(made.starts[0].command)
+    asked = trials.asked(made)
     tried = observed.read("whole", out / STAND_IN) if (out / STAND_IN).is_dir() else None
     proof = Proof(runs, made.steps, made.grace, notes, asked, bool(options.resume), tried)
     verdicts = claims.judge_all(options.claims, proof)
@@ -64,26 +65,37 @@ def judged(made: Plan, notes: dict[str, str], options: Options, out: Path, secon
 
 def _on_stand_in(made: Plan, without: Run, out: Path) -> tuple[Plan, Run]:
     """Try the uninterrupted run with a stand-in for CUDA. Return the plan and the run to continue with."""
-    output.note("the script takes no step without CUDA: it is started again with a stand-in for CUDA on the CPU")
+    output.note("without CUDA no step is taken in one world: it is started again with a stand-in for CUDA on the CPU")
     (out / "whole").rename(out / "without-cuda")
-    changed = replace(made, stand_in=True)
+    asked = trials.asked(made)
+    devices = {"LOCAL_WORLD_SIZE": str(asked)} if asked > 1 else {}  # as many as the launcher is to see
+    changed = replace(made, stand_in=True, variables={**made.variables, **devices})
     _carry_out(trials.first(changed), out, len(made.starts))
     whole = observed.read("whole", out / "whole")
-    if whole.trained:
+    if whole.trained and not (without.trained and _alone(whole)):
         return changed, whole
     (out / "whole").rename(out / STAND_IN)
     (out / "without-cuda").rename(out / "whole")
     return made, without
 
 
-def _wants_cuda(whole: Run) -> bool:
-    """Whether a run took no step because there is no GPU: the log says so, or it ended with 0 and did nothing."""
-    if whole.trained or whole.outcome is None or shutil.which("nvidia-smi"):
+def _wants_cuda(whole: Run, made: Plan) -> bool:
+    """Whether a run took no step because there is no GPU: the log says so, or it ended with 0 and did nothing.
+
+    `accelerate launch` starts one process without a GPU, or several that each train alone.
+    """
+    if whole.outcome is None or shutil.which("nvidia-smi"):
         return False
+    if whole.trained:
+        return launchers.kind(made.starts[0].command)[0] == "accelerate" and trials.asked(made) > 1 and _alone(whole)
     if any(end.backward_calls for end in whole.ends()):
         return False  # it trains by an optimizer that is not seen, such as a compiled one
     idle = whole.outcome.exit_code == 0 and whole.outcome.ended_by == "itself" and bool(whole.ranks)
     return whole.need() == "cuda" or idle
+
+
+def _alone(run: Run) -> bool:
+    return not any(step.collectives for rank in run.ranks for step in rank.steps)
 
 
 def _not_proven(whole: Run) -> list[str]:

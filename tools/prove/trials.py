@@ -27,6 +27,7 @@ ALLOWED = re.compile(
 )
 NPROC = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)")
 EXAMPLE = "for example: torchrun --nproc-per-node 2 …"
+CONFIG = re.compile(r"--config[-_]file")
 NODES = re.compile("--nnodes")
 RESTARTS = re.compile(r"--max[-_]restarts")
 ONE_NODE = re.compile(
@@ -170,10 +171,25 @@ def once(command: list[str]) -> list[str]:
     return command if at is None else _replaced(command, at, 0)
 
 
-def asked(command: Sequence[str]) -> int:
-    """Return how many ranks a command starts on each node as far as it says so, else 1."""
+def asked(made: Plan) -> int:
+    """Return how many ranks the command of a plan starts on each node: 0 without a launcher, 2 for one on each GPU."""
+    command = made.starts[0].command
+    launcher, _ = launchers.kind(command)
     _, value = _option(command, NPROC)
-    return int(value) if value.isdigit() else 1
+    if launcher == "accelerate":
+        value = value or _configured(command, Path(made.workdir)) or "gpu"
+    default = 1 if launcher and launcher != "python" else 0
+    return int(value) if value.isdigit() else 2 if value else default
+
+
+def _configured(command: Sequence[str], workdir: Path) -> str:
+    """Return the number of ranks that a configuration file of accelerate gives, or an empty text."""
+    _, named = _option(command, CONFIG)
+    cache = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
+    path = workdir / (named or f"{cache}/accelerate/default_config.yaml")
+    with contextlib.suppress(OSError, ValueError):
+        return "".join(re.findall(r"(?m)^num_processes: *(\d+)", path.read_text(encoding="utf-8"))[:1])
+    return ""
 
 
 def _another(number: int) -> int:

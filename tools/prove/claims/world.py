@@ -11,9 +11,13 @@ def judge(proof: Proof) -> list[Finding]:
     """Compare the ranks of the uninterrupted run with each other."""
     run = proof.run("whole")
     started = max(rank.begin.world for rank in run.ranks)
-    if started == 1 and proof.asked > 1:
+    on_gpu = not run.stand_in and any("cuda" in step.random for rank in run.ranks for step in rank.steps)
+    if started == 1 and proof.asked > 1 and not on_gpu:
         text = "accelerate launch starts one process on a CPU; torchrun --nproc-per-node N SCRIPT starts N"
         return [unknown(f"the command asks for {proof.asked} ranks, and its launcher started one process", text)]
+    if started == 1 and not proof.asked and run.stand_in and run.worlds():
+        text = "--env LOCAL_WORLD_SIZE=2 gives it two; with torchrun, --nproc 2 starts two ranks"
+        return [unknown("the script makes a world of one rank: the stand-in for CUDA has one device", text)]
     if run.beside:
         return [unknown(f"{run.beside} processes train, and torch.distributed was never initialised")]
     if started == 1 and len(run.ranks) == 1:
