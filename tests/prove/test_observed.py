@@ -41,6 +41,14 @@ def test_the_complaint_of_a_log(log: str, said: str) -> None:
          "network"),
         ("LocalEntryNotFoundError: An error happened while trying to locate the file on the Hub and we cannot find the"
          " requested files in the local cache.", "network"),
+        ("ConnectionError: Couldn't reach 'imdb' on the Hub (OfflineModeIsEnabled)", "network"),
+        ("OSError: You are trying to access a gated repo.\nMake sure to have access to it", "credentials"),
+        ('  File "<frozen os>", line 679, in __getitem__\nKeyError: \'DATA_DIR\'', "variable"),
+        ('  File "/usr/lib/python3.10/os.py", line 680, in __getitem__\nKeyError: \'DATA_DIR\'', "variable"),
+        ('  File "<frozen os>", line 679, in __getitem__\nKeyError: \'LOCAL_RANK\'', "launcher"),
+        ("ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK expected,"
+         " but not set", "launcher"),
+        ("    batch = row['text']\nKeyError: 'text'", ""),
         ("EOFError: Ran out of input", ""),  # an empty file of pickle
     ],
 )  # fmt: skip

@@ -47,7 +47,7 @@ def _no_step(run: Run, tried: Run | None) -> Finding:
         return failed("failed", f"the script ended with exit code {outcome.exit_code} before its first step", *said)
     if not run.ranks:
         hint = "PYTHONPATH brings it: a wrapper must keep what is in it, and Python must not run with -I, -E or -S"
-        return unknown("the probe was not loaded by any process of the command", hint, *said)
+        return unknown("the probe was not loaded by any process of the command, or none imports torch", hint, *said)
     backward = sum(end.backward_calls for end in run.ends())
     if backward:
         text = f"gradients were computed {output.count(backward, 'time')}, and no optimizer of torch took a step"
