@@ -8,10 +8,10 @@ import pytest
 
 from tests.prove import made
 from tests.prove.changes import Runs, end, not_taken
-from tests.prove.made import changed, every
+from tests.prove.made import changed, every, run
 from tools.core.verdict import State
 from tools.prove.claims import judge
-from training.prove.records import Batch, Step
+from training.prove.records import Batch, End, Step
 
 
 def test_a_restart_that_hangs_after_a_torn_save_does_not_pass() -> None:
@@ -93,3 +93,16 @@ def test_a_first_step_without_a_rate_is_told_from_none() -> None:
         runs["resumed"] = runs["whole"]
 
     assert judge("resume", changed(warm)).details["findings"] == ["starts-anew"]
+
+
+def test_a_restart_that_ends_before_it_has_read_what_is_left() -> None:
+    """As one that counts its steps, and takes half as many samples in each."""
+
+    def shorter(runs: Runs, last: int = made.STEPS - 2) -> None:
+        runs["world"] = run("world", first=made.DONE, last=last, world=1, reason="finished")
+        every(runs["whole"], End, reason="finished")
+
+    found = judge("rescale", changed(shorter))
+    assert (found.state, found.details["findings"]) == (State.WARN, ["samples-differ"])
+    assert "20 of 28 samples that are due were read" in found.evidence[-1]
+    assert judge("rescale", changed(lambda runs: shorter(runs, made.STEPS))).state is State.PASS
