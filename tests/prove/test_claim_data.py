@@ -233,6 +233,21 @@ def test_workers_that_read_one_stream(drawn: Callable[[int], list[int]], ended: 
 
 
 @pytest.mark.parametrize(
+    ("seed", "passes", "state"), [(0, 6, State.PASS), (1, 1, State.FAIL)], ids=["own seeds", "one seed"]
+)
+def test_workers_that_draw_shards_for_short_passes(seed: int, passes: int, state: State) -> None:
+    """Two of them may draw a shard at once. With one seed they read the same, which one pass shows."""
+    proof = healthy()
+    for worker in (0, 1):
+        draw = random.Random(0 if seed else worker)
+        for number in range(passes):
+            rows = [f"row{shard}.{at}" for shard in draw.sample(range(6), 3) for at in range(8)]
+            proof.runs["whole"].ranks[0].batches[0].rows += rows
+            proof.runs["whole"].fetched.append(Fetched(0, 0, number, worker, rows, True))
+    assert judge("data", proof).state is state
+
+
+@pytest.mark.parametrize(
     ("length", "twice", "ended", "state"),
     [
         (24, False, True, State.FAIL), (24, False, False, State.CANNOT_TELL), (12, False, False, State.PASS),

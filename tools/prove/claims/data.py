@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from tools.core import State
 from tools.prove.claims import Finding, failed, passed, unknown, warned
 from tools.prove.observed import Naming, Proof, Rank, Run, naming, samples
-from training.prove.records import Ended, Fetched, Peers
+from training.prove.records import Ended, Peers
 
 MOST = 0.5  # share of the samples that two ranks have in common, from which it is not an accident
 Passes = dict[int | None, list[str]]
@@ -16,6 +16,7 @@ WINDOW = 8  # samples
 FEWEST_ROWS = 4  # of a pass whose order is compared
 UNLIKE = "the samples of the ranks cannot be told apart: they are single whole numbers, or their values are random"
 NO_END = "right only if it has no end, and none was seen"
+ALL = 0.9  # share of the samples from which on two readers of a stream have both read all of it
 DRAWN = 0.2  # share of the samples that are new after as many as there are, from which on they are drawn
 REPEATED = 0.1  # share of a rank's samples in one pass, from which on a sampler repeats samples on purpose
 
@@ -170,12 +171,11 @@ def _drawn(ranks: Iterable[Rank], named: Naming) -> State:
 def _draws(stream: dict[int | None, list[str]]) -> bool:
     """Return whether a rank has not read all of its samples when it begins again: passes over a data set would."""
     first, *others = stream.values()
-    rest = list(itertools.chain(*others))
+    seen, rest = set(first), [*itertools.chain(*others)]
     if None in stream:
-        rows = [*first, *rest]
-        length = len(set(rows))
-        first, rest = rows[:length], list(set(rows))
-    return sum(row not in set(first) for row in rest) > DRAWN * len(rest)
+        rest = [*{*first, *rest}]
+        seen = set([*itertools.chain(*stream.values())][: len(rest)])
+    return sum(row not in seen for row in rest) > DRAWN * len(rest)
 
 
 def _shared(
@@ -196,7 +196,7 @@ def _shared(
         if fewer and common > MOST * fewer and common > world - 1:
             if number is None and drawn is State.PASS:
                 return None, f"{text}; they come again before it ends: it has no end, or draws with replacement"
-            if number is None and drawn is State.CANNOT_TELL:
+            if number is None and (drawn is State.CANNOT_TELL or common < ALL * fewer):
                 return unknown(f"ranks read mostly the same samples of a stream: {NO_END}", text), text
             return failed("shared-samples", "ranks read mostly the same samples", text), text
         inner = len((set(one) & set(other)) - begun[number])
@@ -281,21 +281,25 @@ def _replicated(run: Run) -> list[Finding]:
     It is only a warning where no step trained on these samples: the loader may be for evaluation.
     """
     trained = {row for rank in run.readers for batch in rank.batches for row in batch.rows}
-    seen: dict[tuple[int, int, int], dict[int, list[Fetched]]] = defaultdict(lambda: defaultdict(list))
+    seen: dict[tuple[int, int], dict[int, Passes]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for event in run.fetched:
-        seen[event.rank, event.loader, event.passes][event.worker].append(event)
-    for (rank, _, _), workers in seen.items():
+        seen[event.rank, event.loader][event.worker][event.passes].extend(event.rows)
+    ended = {(event.rank, event.loader, event.passes) for event in run.fetched if event.ended}
+    for (rank, loader), workers in seen.items():
         for (left, mine), (right, theirs) in itertools.combinations(sorted(workers.items()), 2):
-            one, other = ([row for batch in read for row in batch.rows] for read in (mine, theirs))
-            in_order = one[: len(other)] == other[: len(one)]
-            common = _replicas(one, other, in_order)
-            if not common:
-                continue
-            text = f"rank {rank}: workers {left} and {right} read the same {len(common)} samples in one pass"
-            if not in_order and not any(batch.ended for batch in (*mine, *theirs)):
-                return [unknown(f"the workers of a loader read the same samples of a stream: {NO_END}", text)]
-            finding = failed if trained & common else warned
-            return [finding("same-workers", "the workers of a loader read the same samples of a stream", text)]
+            pairs = {number: (mine[number], theirs[number]) for number in mine if number in theirs}
+            ordered = {number for number, (one, other) in pairs.items() if one[: len(other)] == other[: len(one)]}
+            drawn = _draws(mine) and _draws(theirs) and len(ordered) < len(pairs)
+            for number, (one, other) in pairs.items() if not drawn else ():
+                common = _replicas(one, other, number in ordered)
+                if not common:
+                    continue
+                text = f"rank {rank}: workers {left} and {right} read the same {len(common)} samples in one pass"
+                every = (rank, loader, number) in ended and len(common) >= ALL * min(len({*one}), len({*other}))
+                if number not in ordered and not every:
+                    return [unknown(f"the workers of a loader read the same samples of a stream: {NO_END}", text)]
+                finding = failed if trained & common else warned
+                return [finding("same-workers", "the workers of a loader read the same samples of a stream", text)]
     return []
 
 
