@@ -111,9 +111,10 @@ def _subject(
     renamed = knobs if knobs.name else replace(knobs, name=PROOF)
     manifests = cells_knobs.rendered(words[0] if words else None, file, renamed)
     if file is not None and not yes:
-        _agree(manifests)
+        what = f"the command of {manifests.source}"
+        _ask(f"run {what} with your rights", f"{what} would run with your rights")
     subject = trials.of_manifests(manifests, words or ("-f", str(file)), renamed, options)
-    return subject, _program(manifests, subject)
+    return subject, _program(manifests, subject.command, subject.workdir)
 
 
 def _is_cell(words: Sequence[str]) -> bool:
@@ -145,19 +146,12 @@ def _in_cluster(
     if not yes:
         _ask(f"prove {trial.subject.name} in namespace {here.namespace}", "a proof in the cluster costs money")
     proven = proof_job.prove(here, manifests, trial, options, records)
-    found = proofs.wanted(manifests, Path.cwd())
-    what = found[0].program if found else proofs.program(trial.subject.command, Path.cwd())
-    return proven.result, what, proven.image
+    return proven.result, _program(manifests, trial.subject.command, Path.cwd()), proven.image
 
 
-def _program(manifests: Manifests, subject: Subject) -> proofs.Program:
-    found = proofs.wanted(manifests, subject.workdir)
-    return found[0].program if found else proofs.program(subject.command, subject.workdir)
-
-
-def _agree(manifests: Manifests) -> None:
-    what = f"the command of {manifests.source}"
-    _ask(f"run {what} with your rights", f"{what} would run with your rights")
+def _program(manifests: Manifests, command: Sequence[str], place: Path) -> proofs.Program:
+    found = proofs.wanted(manifests, place)
+    return found[0].program if found else proofs.program(command, place)
 
 
 def _ask(question: str, without_answer: str) -> None:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tools.core import output, tables
 from training.prove import records
@@ -19,6 +19,7 @@ _ERROR = re.compile(
     r"|^terminate called .*|^what\(\): .*|^Segmentation fault.*",
     re.IGNORECASE,
 )
+T = TypeVar("T")
 Naming = Callable[[Batch], list[str]]
 _LAUNCHER = re.compile(r"ChildFailedError|elastic\.multiprocessing|CalledProcessError|SignalException")
 
@@ -30,23 +31,21 @@ class Rank:
     rank: int
     events: list[Any]
 
-    def of(self, kind: type[Any]) -> list[Any]:
+    def of(self, kind: type[T]) -> list[T]:
         """Return the events of one kind."""
         return [event for event in self.events if isinstance(event, kind)]
 
-    def last(self, kind: type[Any]) -> Any:
+    def last(self, kind: type[T]) -> T | None:
         """Return the last event of one kind, or None."""
         return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
 
     @property
     def begin(self) -> records.Begin:
-        found: records.Begin = self.of(records.Begin)[0]
-        return found
+        return self.of(records.Begin)[0]
 
     @property
     def end(self) -> records.End | None:
-        found: records.End | None = self.last(records.End)
-        return found
+        return self.last(records.End)
 
     @property
     def steps(self) -> list[Step]:
@@ -94,9 +93,8 @@ class Run:
     @property
     def no_save(self) -> str:
         """Return why no checkpoint of this start is known, or an empty text."""
-        if self.checkpoints:
-            return ""
-        return records.UNSEEN if self.unseen_saves else f"no save in {self.last_step} steps"
+        none = records.UNSEEN if self.unseen_saves else f"no save in {self.last_step} steps"
+        return "" if self.checkpoints else none
 
     @property
     def unseen_saves(self) -> list[str]:
@@ -153,11 +151,8 @@ class Run:
 
     def uncovered(self, *whats: str) -> str:
         """Return why something cannot be observed here, or an empty text."""
-        for rank in self.ranks:
-            for event in rank.of(records.Uncovered):
-                if event.what in whats:
-                    return str(event.reason)
-        return ""
+        events = (event for rank in self.ranks for event in rank.of(records.Uncovered))
+        return next((event.reason for event in events if event.what in whats), "")
 
     def injected(self, kind: str) -> list[records.Injected]:
         """Return the faults of one kind that happened."""
@@ -192,9 +187,8 @@ class Run:
         """Return why nothing can be said about this start, or an empty text."""
         if self.outcome is None:
             return f"the start `{self.name}` did not happen"
-        if self.outcome.ended_by == "skipped":
-            return self.outcome.reason or f"the start `{self.name}` was skipped"
-        return ""
+        skipped = self.outcome.ended_by == "skipped"
+        return self.outcome.reason or f"the start `{self.name}` was skipped" if skipped else ""
 
     def silent(self, expected: Iterable[int]) -> str:
         """Return which of some ranks took no step here, or an empty text."""

@@ -163,10 +163,8 @@ def figures_of(run: Run) -> dict[str, Any]:
     if steps:
         found["step time, s"] = _rounded(statistics.median(steps))
         rows = [len(batch.rows) for rank in run.readers for batch in rank.batches]  # parts of a model read one batch
-        each = sum(rows) / max(1, run.last_step)
         if rows and found["step time, s"]:
-            found["samples a second"] = _rounded(each / found["step time, s"])
-            found.update(_tokens(run, each, found["step time, s"]))
+            found["samples a second"] = _rounded(sum(rows) / max(1, run.last_step) / found["step time, s"])
     first = [end.first_step_seconds for end in run.ends() if end.first_step_seconds]
     if first:
         found["time to the first step, s"] = _rounded(max(first))
@@ -181,14 +179,6 @@ def figures_of(run: Run) -> dict[str, Any]:
         size, seconds = max(by_step.values())
         found["size of a save, MiB"], found["time of a save, s"] = _rounded(size / 2**20), _rounded(seconds)
     return found
-
-
-def _tokens(run: Run, each: float, seconds: float) -> dict[str, float]:
-    """Return tokens a second where the first module that reads a batch is an embedding of token numbers."""
-    batch = next((one for rank in run.ranks for one in rank.batches), None)
-    if batch is None or len(batch.shape) != 2 or not batch.module.endswith("Embedding"):
-        return {}
-    return {"tokens a second": _rounded(each * batch.shape[1] / seconds)}
 
 
 def _rounded(value: float) -> float:

@@ -73,8 +73,7 @@ def _samples(whole: Run, killed: Run, other: Run, done: int, where: str) -> Find
     if finished and possible < MOST * sum(left.values()):  # the rest may have been there to fill up a last batch
         possible = sum(left.values())
     text = f"{due} of {possible} samples that are due were read, {again} that had been read before"
-    if again:
-        return warned("samples-differ", "another number of ranks reads samples twice and others never", where, text)
-    if due < possible:
-        return warned("samples-differ", "another number of ranks leaves samples out", where, text)
+    if again or due < possible:
+        does = "reads samples twice and others never" if again else "leaves samples out"
+        return warned("samples-differ", f"another number of ranks {does}", where, text)
     return passed("another number of ranks reads the samples that are left", where, text)

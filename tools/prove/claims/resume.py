@@ -148,11 +148,11 @@ def _batches(points: list[Point], whole: Run, killed: Run) -> list[Finding]:
             return [warned("random-state", "samples are changed with other random numbers", text)]
         was = next((key + 1 for key, digests in point.batches.items() if digests == mine[at]), None)
         seen = f"that of step {was}" if was else "one that the uninterrupted run does not read there"
-        name = "next-batch" if at == point.done else "later-batches"
-        which = "next batch" if at == point.done else "later batches"
+        name, what = (
+            ("next-batch", "next batch {} is") if at == point.done else ("later-batches", "later batches {} are")
+        )
         text = f"rank {point.rank.rank}, step {at + 1}: the batch is {seen}"
-        return [failed(name, f"the {which} of the restarted run are not due" if name == "later-batches" else
-                       "the next batch of the restarted run is not due", text)]  # fmt: skip
+        return [failed(name, f"the {what.format('of the restarted run')} not due", text)]
     return []
 
 
