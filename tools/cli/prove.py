@@ -16,7 +16,7 @@ from tools.cells.knobs import Knobs
 from tools.cli import _knobs
 from tools.cli._parameters import shared
 from tools.cli.job import _options
-from tools.core import State, UserError, Verdict, output, repo
+from tools.core import State, UserError, output, repo
 from tools.job import proof_job
 from tools.job.snapshot import lookup
 from tools.kube import Kubectl, Manifests
@@ -102,7 +102,9 @@ def _subject(
         raise UserError("give -f FILE, a CELL or a COMMAND: only one of them")
     if file is None and not words:
         raise UserError("nothing to prove", "yard prove -- torchrun --nproc-per-node 2 train.py")
-    if file is None and (workdir is not None or not _is_cell(words)):
+    path = Path(words[0]) if words else Path()
+    is_cell = len(words) == 1 and path.suffix not in (".py", ".sh") and not path.is_file() and not shutil.which(path)
+    if file is None and (workdir is not None or not is_cell):
         place = (workdir or Path.cwd()).resolve()
         subject = trials.of_command(words, place, knobs, options)
         return subject, proofs.program(subject.command, place)
@@ -115,12 +117,6 @@ def _subject(
         _ask(f"run {what} with your rights", f"{what} would run with your rights")
     subject = trials.of_manifests(manifests, words or ("-f", str(file)), renamed, options)
     return subject, _program(manifests, subject.command, subject.workdir)
-
-
-def _is_cell(words: Sequence[str]) -> bool:
-    """Return whether these words name a cell, and not a command. A file that is missing may have been a script."""
-    path = Path(words[0])
-    return len(words) == 1 and path.suffix not in (".py", ".sh") and not path.is_file() and not shutil.which(path)
 
 
 def _in_cluster(
@@ -177,13 +173,9 @@ def _check_links(workdir: Path, links: tuple[str, ...]) -> None:
 
 def _show(result: run.Result) -> None:
     for verdict in result.verdicts:
-        output.verdict(_titled(verdict))
+        title = f"{verdict.details['number']}. {TABLE['claims'][verdict.details['claim']]['title']}"
+        output.verdict(replace(verdict, summary=f"{title}: {verdict.summary}"))
     for row in result.not_proven:
         output.line(f"CANNOT TELL: {row}", state=State.CANNOT_TELL)
     output.line()
     output.table((name, f"{value:,}") for name, value in result.figures.items())
-
-
-def _titled(verdict: Verdict) -> Verdict:
-    title = f"{verdict.details['number']}. {TABLE['claims'][verdict.details['claim']]['title']}"
-    return replace(verdict, summary=f"{title}: {verdict.summary}")

@@ -230,13 +230,12 @@ def _with_nproc(command: list[str], number: int | None) -> list[str]:
         return _replaced(command, at, number)
     launcher, rest = launchers.kind(command)
     here = len(command) - len(rest)
-    if launcher == "accelerate":
-        return [*command[:here], "--num_processes", str(number), *rest]
     if launcher and launcher != "python":
-        return [*command[:here], "--nproc-per-node", str(number), *rest]
+        option = "--num_processes" if launcher == "accelerate" else "--nproc-per-node"
+        return [*command[:here], option, str(number), *rest]
     started = _started(command)
     flags = command[: len(command) - len(started)]
-    if launcher == "python" and [*flags, *started] == command and started[0].endswith((".py", "-m")):
+    if launcher == "python" and [*flags, *started] == command and "".join(started[:1]).endswith((".py", "-m")):
         return [*flags, "-m", "torch.distributed.run", "--nproc-per-node", str(number), *started]
     raise UserError(f"--nproc {number}: {command[0]} is not a launcher", EXAMPLE)
 
