@@ -72,7 +72,10 @@ def _ranks(readers: list[Rank], named: Naming) -> tuple[list[Finding], list[str]
     evidence = []
     ended = [_ended(rank) for rank in readers]
     told = None not in ended  # where the first pass of a stream ends
-    read = {rank.rank: _named(rank, named, only if told else None) for rank, only in zip(readers, ended, strict=True)}
+    read = {rank.rank: _named(rank, named) for rank in readers}
+    if told:
+        firsts = (_named(rank, named, streams=True)[end] for rank, end in zip(readers, ended, strict=True))
+        read = {rank.rank: {None: rows} for rank, rows in zip(readers, firsts, strict=True)}
     if not set.intersection(*(set(passes) for passes in read.values())):  # passes are known on some ranks only
         read = {rank: {None: list(itertools.chain(*passes.values()))} for rank, passes in read.items()}
     known = all(batch.indices for rank in readers for batch in rank.batches)  # content alone may come twice
@@ -104,19 +107,17 @@ def _ended(rank: Rank) -> int | None:
     return first if any(event.iteration == first for event in rank.of(Ended)) else None
 
 
-def _named(rank: Rank, named: Naming, only: int | None = None) -> Passes:
-    """Return the samples of each pass; a stream, or `only` one iteration over it, is one pass.
+def _named(rank: Rank, named: Naming, streams: bool = False) -> Passes:
+    """Return the samples of each pass, of which a stream is one, or with `streams` of each iteration over a stream.
 
     A script may call its model twice with one batch.
     """
     found: Passes = defaultdict(list)
     last: tuple[str, list[str]] = ("", [])
     for batch in rank.batches:
-        if only is not None and batch.iteration not in (None, only):
-            continue
-        at = batch.dataset, batch.indices
-        if not batch.indices or at != last:
-            found[batch.passes].extend(named(batch))
+        at = (batch.dataset, batch.indices) if batch.indices else (batch.digest, [])
+        if at != last:
+            found[batch.iteration if streams else batch.passes].extend(named(batch))
         last = at
     return found
 
@@ -149,15 +150,7 @@ def _drawn(ranks: Iterable[Rank], named: Naming) -> State:
     It is right if the stream has no end, or draws samples: they come again within one iteration, or before all were
     read. Without a DataLoader no end can be seen.
     """
-    streams = []
-    for rank in ranks:
-        rows = defaultdict[int | None, list[str]](list)
-        last = ""
-        for batch in rank.batches:
-            if batch.digest != last:  # the model may have a batch twice
-                rows[batch.iteration].extend(named(batch))
-            last = batch.digest
-        streams.append(rows)
+    streams = [_named(rank, named, streams=True) for rank in ranks]
     first, *others = ([row for rows in one.values() for row in rows] for one in streams)
     if any(first[: len(other)] == other[: len(first)] for other in others):
         return State.FAIL  # one order
