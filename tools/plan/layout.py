@@ -280,7 +280,7 @@ class Machine:
     def of(cls, instance: Instance) -> Self | None:
         """Return a machine, or None where its card is not in the facts."""
         card = card_of(instance.accelerator or "", instance.accelerator_memory_mib)
-        return card and cls(card, instance.network_mbps * 1e6 / 8, "EFA" if instance.efa else "TCP")
+        return cls(card, instance.network_mbps * 1e6 / 8, "EFA" if instance.efa else "TCP") if card else None
 
     def bus(self, layout: Layout, ranks: int, stride: int = 1) -> tuple[float, str]:
         """Return the bus bandwidth of a collective of `ranks` that are `stride` apart, and its network."""
