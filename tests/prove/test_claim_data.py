@@ -152,6 +152,29 @@ def own_shuffles(runs: Runs) -> None:
             batch.passes, batch.dataset, batch.digest = batch.step // 12, f"copy {one.rank}", "/".join(batch.rows)
 
 
+@pytest.mark.parametrize(
+    ("whole", "one_order", "state"),
+    [
+        pytest.param(True, False, State.WARN, id="each draws all"),
+        pytest.param(True, True, State.PASS, id="one order, of which each takes its batches"),
+        pytest.param(False, False, State.PASS, id="divided"),
+    ],
+)
+def test_samplers_that_draw_all_of_a_large_data_set_are_named(whole: bool, one_order: bool, state: State) -> None:
+    """No sample is on both ranks in the steps that were seen."""
+
+    def large(runs: Runs) -> None:
+        for one in runs["whole"].ranks:
+            for batch in one.batches:
+                batch.passes, batch.whole, batch.order = 0, whole, "one" if one_order else f"of {one.rank}"
+                batch.indices = [str(1000 * one.rank + 2 * batch.step + at) for at in (0, 1)]
+                batch.rows = [f"row{index}" for index in batch.indices]
+                batch.digest = "/".join(batch.rows)
+
+    found = judge("data", changed(large))
+    assert (found.state, found.details["findings"]) == (state, ["shared-samples"] if state is State.WARN else [])
+
+
 def own_parts(runs: Runs) -> None:
     """Let each rank have its own part of the samples as a data set: both count from 0."""
     for one in runs["whole"].ranks:

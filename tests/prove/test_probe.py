@@ -7,15 +7,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
+from torch.utils import data as torch_data
 
 from tests.prove.parts import ROOT, launch
 from training.prove.probe import samples
 from training.prove.probe import world as probe_world
-from training.prove.probe.loaders import Loaders, Pass
+from training.prove.probe.loaders import Loaders, Pass, draws_all, name_of
 from training.prove.probe.state import Probe
 from training.prove.records import (
     Batch,
@@ -340,6 +341,44 @@ def test_a_batch_that_the_script_changes_is_known_by_its_place(how: str, skipped
     assert [batch.indices for batch in done.of(0, Batch)] == due
 
 
+def _batches(sampler: Any) -> Any:
+    return torch_data.BatchSampler(sampler, 4, False)
+
+
+class _Part(torch_data.BatchSampler):
+    """Divides the batches itself, as a framework's does."""
+
+
+@pytest.mark.parametrize(
+    ("how", "whole"),
+    [
+        ({"shuffle": True, "batch_size": 4}, True),
+        ({"batch_size": None}, True),
+        ({"batch_sampler": _batches(torch_data.RandomSampler(range(24)))}, True),
+        ({"batch_sampler": _Part(torch_data.RandomSampler(range(24)), 4, False)}, False),
+        ({"sampler": torch_data.RandomSampler(range(24), replacement=True)}, False),
+        ({"sampler": torch_data.RandomSampler(range(24), num_samples=12)}, False),
+        ({"sampler": torch_data.DistributedSampler(range(24), num_replicas=2, rank=0)}, False),
+    ],
+)
+def test_whether_a_sampler_draws_all_is_known(how: dict[str, Any], whole: bool) -> None:
+    assert draws_all(torch_data, torch_data.DataLoader(range(24), **how)) is whole
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda rank: torch_data.Subset(torch_data.TensorDataset(torch.arange(16)), range(rank, 16, 2)),
+        lambda rank: SimpleNamespace(file=Path(f"part-{rank}.txt")),
+        lambda rank: SimpleNamespace(names={f"{rank}", "a"}),
+    ],
+    ids=["a range", "a path", "a set"],
+)
+def test_parts_of_a_data_set_have_names_of_their_own(part: Callable[[int], Any]) -> None:
+    first, again, second = (name_of(torch, part(rank)) for rank in (0, 0, 1))
+    assert first == again != second
+
+
 STREAM = """
     import random, torch
     from torch.utils.data import DataLoader, IterableDataset
@@ -418,6 +457,7 @@ def test_a_list_of_tensors_is_a_batch_of_samples(tmp_path: Path) -> None:
     batches = done.of(0, Batch)
     assert [batch.indices for batch in batches] == due
     assert [batch.shape[0] for batch in batches] == [4, 4, 4]
+    assert all(batch.whole for batch in batches)
     assert len({row for batch in batches for row in batch.rows}) == 12
 
 

@@ -81,6 +81,7 @@ class Batch:
     order: str | None = None  # digest of the order of the samples of this pass, once known
     indices: list[str] = field(default_factory=list)  # of the samples in the data set, where the sampler told them
     dataset: str = ""  # digest of what the data set holds: equal on ranks that read one data set
+    whole: bool = False  # the sampler of this pass draws each sample of the data set once
     iteration: int | None = None  # over a stream of a DataLoader, from 0: `passes` is None
     beside: str = ""  # digest of the other tensors of the call
 

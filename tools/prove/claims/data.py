@@ -95,6 +95,7 @@ def _ranks(readers: list[Rank], named: Naming) -> tuple[list[Finding], list[str]
             return [failed("same-batches", "ranks read the same batches", text)], []
         drawn = _drawn((left, right), named)
         finding, text = _shared(read[left.rank], read[right.rank], who, len(readers), known, begun, drawn)
+        finding = finding or _undivided(left, right, who, text)
         evidence.append(text)
         if finding:
             return [finding], []
@@ -198,6 +199,19 @@ def _shared(
     if not any(mine.values()) or not any(theirs.values()):
         return unknown(UNLIKE, f"{who}: no samples to compare"), ""
     return None, text
+
+
+def _undivided(left: Rank, right: Rank, who: str, text: str) -> Finding | None:
+    """Return a finding if two samplers draw all of one data set in orders of their own.
+
+    In a large data set few samples, or none, are on both ranks after some steps.
+    """
+    for one, other in zip(left.batches, right.batches, strict=False):
+        same = one.dataset == other.dataset != "" and one.passes == other.passes
+        if same and one.whole and other.whole and one.order and other.order and one.order != other.order:
+            whole = f"in pass {one.passes} the sampler of each draws the whole data set"
+            return warned("shared-samples", "no sampler divides the data set among the ranks", f"{text}; {whole}")
+    return None
 
 
 def _first_pass(streams: list[list[str]]) -> int:

@@ -113,6 +113,7 @@ class Forwards:
             order=place.of.order,
             indices=indices,
             dataset=place.of.dataset,
+            whole=place.of.whole,
             iteration=place.of.iteration,
             beside=samples.beside(self.torch, data, args, keywords),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import re
 import sys
 import weakref
 from collections import deque
@@ -25,6 +26,7 @@ _FETCHES = 4  # batches of a worker that are watched for the use of random numbe
 _AHEAD = 8  # batches that a framework may read ahead
 _REMEMBERED = 4096  # batches that a script may keep and use again
 _DEPTH = 4
+_ADDRESS = re.compile("0x[0-9a-f]+")
 
 
 @dataclass
@@ -33,6 +35,7 @@ class Pass:
 
     number: int | None  # None: a stream
     dataset: str = ""  # digest of what the data set holds
+    whole: bool = False  # its sampler draws each sample of the data set once
     batches: deque[list[str]] = field(default_factory=deque)  # indices of the samples that were drawn, not yet yielded
     first: list[str] = field(default_factory=list)
     over: bool = False
@@ -139,7 +142,8 @@ class Loaders:
         data = loader.dataset
         known = self._known(data)
         stream = isinstance(data, self.torch.utils.data.IterableDataset)
-        self.of[iterator] = Pass(None if stream else known.passes, known.held)
+        whole = not stream and draws_all(self.torch.utils.data, loader)
+        self.of[iterator] = Pass(None if stream else known.passes, known.held, whole)
         if stream:
             self.of[iterator].iteration = self.streams
             self.streams += 1
@@ -150,7 +154,7 @@ class Loaders:
         found = next((one for one in self.sets if one.same(data)), None)
         if found is not None:
             return found
-        held, same, gone = _name(self.torch, data), *_identity(data)
+        held, same, gone = name_of(self.torch, data), *_identity(data)
         old = [one for one in self.sets if one.kind is type(data) and one.gone()]
         before = next((one for one in old if one.held == held), old[0] if old else None)
         if before is None:
@@ -306,12 +310,23 @@ def _identity(data: Any) -> tuple[Callable[[Any], bool], Callable[[], bool]]:
     return lambda other: held() is other, lambda: held() is None
 
 
+def draws_all(data: Any, loader: Any) -> bool:
+    """Return whether a loader has one of torch's samplers that draw each sample of the data set once."""
+    batches, sampler = loader.batch_sampler, loader.sampler
+    if batches is not None:
+        if type(batches) is not data.BatchSampler:
+            return False
+        sampler = batches.sampler
+    once = type(sampler) is data.SequentialSampler or (type(sampler) is data.RandomSampler and not sampler.replacement)
+    return once and len(sampler) == len(loader.dataset)
+
+
 def _states(torch: Any, dataset: Any) -> dict[str, str]:
     """Return a digest of each source of random numbers in a worker."""
     return {**random_state.digest(torch), **dict(_generators(torch, dataset, "dataset", 0, set()))}
 
 
-def _name(torch: Any, dataset: Any) -> str:
+def name_of(torch: Any, dataset: Any) -> str:
     """Return a digest of what a data set holds, or an empty text where it does not let itself be read."""
     try:
         return hashed(*_held(torch, dataset, 0, set()))
@@ -343,8 +358,16 @@ def _held(torch: Any, value: Any, depth: int, seen: set[int]) -> Iterator[str]:
             yield f"{len(value)}"
             for one in value[:256]:
                 yield from _held(torch, one, depth + 1, seen)
-        elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, type):
+        elif isinstance(value, (set, frozenset)):
+            yield from sorted(repr(one)[:256] for one in value)[:256]
+        elif _has_attributes(value) and not hasattr(value, "iloc"):  # which tables of pandas have
             yield from _held(torch, vars(value), depth + 1, seen)
+        elif type(value).__repr__ is not object.__repr__:  # ranges, paths, tables
+            yield _ADDRESS.sub("", repr(value)[:4096])
+
+
+def _has_attributes(value: Any) -> bool:
+    return isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, type)
 
 
 def _generators(torch: Any, value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, str]]:
@@ -361,9 +384,8 @@ def _generators(torch: Any, value: Any, name: str, depth: int, seen: set[int]) -
     elif isinstance(value, (list, tuple)):
         inner = [(f"{name}[{place}]", one) for place, one in enumerate(value[:16])]
     else:
-        held = getattr(value, "__dict__", None)
-        plain = isinstance(held, dict) and not isinstance(value, (type, torch.Tensor))
-        inner = [(f"{name}.{key}", one) for key, one in list(held.items())[:64]] if plain and held else []
+        held = vars(value) if _has_attributes(value) and not isinstance(value, torch.Tensor) else {}
+        inner = [(f"{name}.{key}", one) for key, one in list(held.items())[:64]]
     for path, one in inner:
         if not isinstance(one, (str, bytes, int, float, bool, type(None))):
             yield from _generators(torch, one, path, depth + 1, seen)
