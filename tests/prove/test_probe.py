@@ -341,6 +341,9 @@ def test_a_batch_that_the_script_changes_is_known_by_its_place(how: str, skipped
     assert [batch.indices for batch in done.of(0, Batch)] == due
 
 
+_ROWS: Any = range(24)
+
+
 def _batches(sampler: Any) -> Any:
     return torch_data.BatchSampler(sampler, 4, False)
 
@@ -354,15 +357,15 @@ class _Part(torch_data.BatchSampler):
     [
         ({"shuffle": True, "batch_size": 4}, True),
         ({"batch_size": None}, True),
-        ({"batch_sampler": _batches(torch_data.RandomSampler(range(24)))}, True),
-        ({"batch_sampler": _Part(torch_data.RandomSampler(range(24)), 4, False)}, False),
-        ({"sampler": torch_data.RandomSampler(range(24), replacement=True)}, False),
-        ({"sampler": torch_data.RandomSampler(range(24), num_samples=12)}, False),
-        ({"sampler": torch_data.DistributedSampler(range(24), num_replicas=2, rank=0)}, False),
+        ({"batch_sampler": _batches(torch_data.RandomSampler(_ROWS))}, True),
+        ({"batch_sampler": _Part(torch_data.RandomSampler(_ROWS), 4, False)}, False),
+        ({"sampler": torch_data.RandomSampler(_ROWS, replacement=True)}, False),
+        ({"sampler": torch_data.RandomSampler(_ROWS, num_samples=12)}, False),
+        ({"sampler": torch_data.DistributedSampler(_ROWS, num_replicas=2, rank=0)}, False),
     ],
 )
 def test_whether_a_sampler_draws_all_is_known(how: dict[str, Any], whole: bool) -> None:
-    assert draws_all(torch_data, torch_data.DataLoader(range(24), **how)) is whole
+    assert draws_all(torch_data, torch_data.DataLoader(_ROWS, **how)) is whole
 
 
 @pytest.mark.parametrize(

@@ -362,7 +362,7 @@ def _held(torch: Any, value: Any, depth: int, seen: set[int]) -> Iterator[str]:
             yield from sorted(repr(one)[:256] for one in value)[:256]
         elif _has_attributes(value) and not hasattr(value, "iloc"):  # which tables of pandas have
             yield from _held(torch, vars(value), depth + 1, seen)
-        elif type(value).__repr__ is not object.__repr__:  # ranges, paths, tables
+        elif getattr(type(value), "__repr__", None) is not object.__repr__:  # ranges, paths, tables
             yield _ADDRESS.sub("", repr(value)[:4096])
 
 
