@@ -58,6 +58,11 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
             ["run", "x", "--stpes", "5"],
             "error: no such option: --stpes\n  hint: a key of the configuration is set with --set train.steps=VALUE",
         ),
+        (
+            ["prove", "python", "train.py", "--lr", "3"],
+            "error: no such option: --lr\n  hint: did you mean --only?; if COMMAND has it, write -- before COMMAND",
+        ),
+        (["prove", "--stps", "3", "--", "python", "train.py"], "error: no such option: --stps\n  hint: a key of the"),
         (["sample", "no-such-run", "--prompt", "x"], "error: no such run: no-such-run"),
         (["checkpoint", "list", "./nothere"], "error: ./nothere: no such directory"),
     ],

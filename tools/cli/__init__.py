@@ -58,7 +58,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def invoke(arguments: list[str] | None = None) -> int:
     """Run `yard` with `arguments` (default: the process's own) and return its exit code."""
-    words = itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:] if arguments is None else arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    words = itertools.takewhile(lambda word: not word.startswith("-"), given)
     try:
         with output.attended(" ".join(("yard", *itertools.islice(words, 2)))):
             code = yard.main(args=arguments, prog_name="yard", standalone_mode=False)
@@ -70,7 +71,7 @@ def invoke(arguments: list[str] | None = None) -> int:
         output.notes(problem.format_message())
         return 2
     except click.UsageError as problem:
-        hint = _option_hint(problem) if isinstance(problem, click.NoSuchOption) else _help_hint(problem)
+        hint = _option_hint(problem, "--" in given) if isinstance(problem, click.NoSuchOption) else _help_hint(problem)
         output.error(_usage_message(problem), hint)
         return 2
     except click.ClickException as problem:
@@ -108,7 +109,17 @@ def _usage_message(problem: click.UsageError) -> str:
     return functools.reduce(str.removesuffix, [".", "\n"], problem.format_message())
 
 
-def _option_hint(problem: click.NoSuchOption) -> str | None:
+def _option_hint(problem: click.NoSuchOption, divided: bool) -> str | None:
+    """Return what an unknown option may mean: the user's own command may have it, if no `--` `divided` it from ours."""
+    words = (
+        [one.human_readable_name for one in problem.ctx.command.params if one.name == "words"] if problem.ctx else []
+    )
+    command = "; if COMMAND has it, write -- before COMMAND" if any("-- COMMAND" in text for text in words) else ""
+    near = _near_hint(problem)
+    return f"{near}{command}" if near and not divided else near
+
+
+def _near_hint(problem: click.NoSuchOption) -> str | None:
     """Return the key of the configuration that an unknown option means, else the nearest option."""
     command = problem.ctx.command if problem.ctx else None
     if command is not None and any("--set" in parameter.opts for parameter in command.params):
