@@ -139,7 +139,7 @@ def test_samples_that_nothing_tells_apart_are_unknown(numbers: bool) -> None:
                 batch.indices = [] if numbers else batch.indices
 
     verdict = judge("data", changed(alike))
-    assert (verdict.state, "cannot be told apart" in verdict.summary) == (State.CANNOT_TELL, True)
+    assert (verdict.state, "nothing distinguishes" in verdict.summary) == (State.CANNOT_TELL, True)
 
 
 def own_shuffles(runs: Runs) -> None:
