@@ -111,12 +111,10 @@ def _usage_message(problem: click.UsageError) -> str:
 
 def _option_hint(problem: click.NoSuchOption, divided: bool) -> str | None:
     """Return what an unknown option may mean: the user's own command may have it, if no `--` `divided` it from ours."""
-    words = (
-        [one.human_readable_name for one in problem.ctx.command.params if one.name == "words"] if problem.ctx else []
-    )
-    command = "; if COMMAND has it, write -- before COMMAND" if any("-- COMMAND" in text for text in words) else ""
-    near = _near_hint(problem)
-    return f"{near}{command}" if near and not divided else near
+    near, parameters = _near_hint(problem), problem.ctx.command.params if problem.ctx else []
+    if divided or not any(one.name == "words" and "-- COMMAND" in one.human_readable_name for one in parameters):
+        return near
+    return f"{near}; if COMMAND has it, write -- before COMMAND"
 
 
 def _near_hint(problem: click.NoSuchOption) -> str | None:
