@@ -78,9 +78,9 @@ def of_job(job: Workload, config: Config, ranks: int = 0) -> Plan:
     room = replace(there, processes=count, nbytes=min(there.nbytes, there.nbytes * there.processes // count))
     nodes = (config.nodes and ranks // count) or place.nodes
     run = Run.of(job.name, config, nodes, room, place.instance)
-    shared = there.what in CARDS and count > there.processes
-    sharing = f"unknown: {count} processes share {there.processes} {there.what}s, whose speed was not measured" * shared
-    why = place.why_unknown or sharing
+    why = place.why_unknown
+    if not why and there.what in CARDS and count > there.processes:
+        why = f"unknown: {count} processes share {there.processes} {there.what}s, whose speed was not measured"
     return Plan(replace(run, machine=None) if why else run, why)
 
 

@@ -45,11 +45,7 @@ def add(tree: Path, on: str, engine: Engine, say: Say, limit: int = context.LIMI
     ignore = dockerignore.read(tree)
     if context.guard(tree, ignore, limit).files == 0:
         raise UserError(f"{tree}: no file to add to {on}", ".dockerignore excludes everything")
-    for name, _ in dockerignore.files(tree, ignore):
-        found = next(secret_patterns.in_file(tree / name), None)
-        if found or holds_credentials(name) or name.endswith(".git/config"):
-            what = f"{found.kind} in line {found.line}" if found else "by its name"
-            raise UserError(f"{name} would be in the image, and holds credentials ({what})", f"{name} in .dockerignore")
+    _refuse_secrets(tree, ignore)
     name = f"{registry.split(on)[0]}:dev-{content(tree, ignore, below.id)}"
     existing = engine.image(name)
     if existing is not None:
@@ -74,6 +70,14 @@ def content(tree: Path, ignore: dockerignore.Ignore, on: str) -> str:
         kind = "link" if path.is_symlink() else "program" if os.access(path, os.X_OK) else "file"
         found.update(f"\0{name}\0{kind}\0{len(body)}\0".encode() + body)
     return found.hexdigest()[:DIGITS]
+
+
+def _refuse_secrets(tree: Path, ignore: dockerignore.Ignore) -> None:
+    for name, _ in dockerignore.files(tree, ignore):
+        found = next(secret_patterns.in_file(tree / name), None)
+        if found or holds_credentials(name) or name.endswith(".git/config"):
+            what = f"{found.kind} in line {found.line}" if found else "by its name"
+            raise UserError(f"{name} would be in the image, and holds credentials ({what})", f"{name} in .dockerignore")
 
 
 def _dockerfile(on: str, tree: Path, below: Image) -> str:
